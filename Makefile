@@ -1,0 +1,77 @@
+# A fresh machine needs Python >= 3.11, a C++20 compiler and make. Everything else goes into .venv.
+#   make demo | test | test-long | bench | lint | build | ci | stubs | format | clean
+# PYTHON=python3.12 chooses the interpreter, TORCH=torch==2.14.1 another version of torch (always its CPU build).
+
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+ARGS ?=
+
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
+# Prints the requirements of dependency groups: older pips have no --group.
+GROUPS = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+	print(*(r for g in sys.argv[1:] for r in p["dependency-groups"][g]), *p["project"]["dependencies"], sep="\n")'
+
+.PHONY: all build demo test test-long bench lint format stubs ci clean
+.DELETE_ON_ERROR:
+
+all: build
+
+$(VENV)/.created:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gymfast needs Python >= 3.11, $(PYTHON) is " + sys.version.split()[0] + ": make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import importlib.util as u, sys; sys.exit(u.find_spec("torch") is None)' \
+		&& flag=--system-site-packages || flag=; $(PYTHON) -m venv $$flag $(VENV)
+	@touch $@
+
+$(VENV)/.dependencies: pyproject.toml $(VENV)/.created
+	$(GROUPS) build test lint package > $(VENV)/requirements.txt
+	$(PIP) install -q -r $(VENV)/requirements.txt
+	@touch $@
+
+# torch is only for the demo, the benchmarks and the tests of torch tensors. A torch that is already there is used as it
+# is; otherwise a CPU build is installed: "+cpu" in the version cannot match a CUDA build, which would take 3 GB.
+$(VENV)/.torch: $(VENV)/.created
+	@if $(BIN)/python -c 'import torch' 2>/dev/null; then :; \
+	elif [ "$$(uname -s)" = Darwin ]; then $(PIP) install -q '$(TORCH)'; \
+	else $(PIP) install -q '$(TORCH)+cpu' 2>/dev/null \
+		|| $(PIP) install -q '$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu; fi \
+	|| { echo 'gymfast found no CPU build of $(TORCH): install torch for $(PYTHON) yourself, or name another version: make TORCH=torch==X.Y.Z' >&2; exit 1; }
+	@touch $@
+
+$(VENV)/.built: CMakeLists.txt pyproject.toml $(CPP) $(VENV)/.dependencies
+	$(PIP) install -q --no-build-isolation --no-deps --editable .
+	@touch $@
+
+build: $(VENV)/.built
+
+demo: build $(VENV)/.torch
+	$(BIN)/gymfast demo $(ARGS)
+
+test: build $(VENV)/.torch
+	$(BIN)/pytest $(ARGS)
+
+test-long: build $(VENV)/.torch
+	$(BIN)/pytest -m 'long and not ci' $(ARGS)
+
+bench: build $(VENV)/.torch
+	$(PIP) install -q '.[bench]'
+	$(BIN)/python -P -m benchmarks $(or $(ARGS),delta)
+
+lint: $(VENV)/.dependencies
+	$(BIN)/pre-commit run --all-files
+
+format: $(VENV)/.dependencies
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+	$(BIN)/clang-format -i $(CPP)
+
+stubs: build
+	$(BIN)/python -P -m nanobind.stubgen -q -m gymfast._core -o gymfast/_core.pyi
+
+ci:
+	bash .ci/run
+
+clean:
+	rm -rf $(VENV) build dist
