@@ -1,0 +1,78 @@
+"""Durable named blobs: where published versions live."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from gymfast.errors import MissingDependencyError
+from gymfast.stores.base import Blob, Store, check_key, check_prefix
+from gymfast.stores.filesystem import FileStore
+from gymfast.stores.memory import MemoryStore
+from gymfast.stores.probe import check_create_only
+
+__all__ = [
+    "Blob",
+    "FileStore",
+    "MemoryStore",
+    "Store",
+    "check_create_only",
+    "check_key",
+    "check_prefix",
+    "open_store",
+]
+
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
+
+_PLANNED = {
+    "s3": "gymfast[store]",
+    "gs": "gymfast[store]",
+    "gcs": "gymfast[store]",
+    "az": "gymfast[store]",
+    "azure": "gymfast[store]",
+    "http": "gymfast[store]",
+    "https": "gymfast[store]",
+    "modal": "gymfast[modal]",
+}
+
+
+def open_store(url: str | os.PathLike[str]) -> Store:
+    """The store behind `memory:NAME`, `file:/PATH` or a plain path.
+
+    A path is taken literally (no percent decoding, no `~`); its folder is made by the first put.
+    Raises ValueError for an unusable address, MissingDependencyError for a store that is not in
+    this build: the text says what it needs.
+    """
+    text = os.fspath(url)
+    if not isinstance(text, str):
+        raise TypeError(f"store address {text!r} is {type(text).__name__}, not str")
+    match = _SCHEME.fullmatch(text)
+    if match is None:
+        return FileStore(text)
+    scheme, rest = match.group(1).lower(), match.group(2)
+    if scheme == "memory":
+        return MemoryStore.named(rest)
+    if scheme == "file":
+        return FileStore(_file_path(text, rest))
+    if scheme in _PLANNED:
+        raise MissingDependencyError(
+            f"store '{text}': '{scheme}:' is not in this version; it comes with "
+            f"{_PLANNED[scheme]} (issue 6). Use file:/PATH or memory:NAME"
+        )
+    raise ValueError(
+        f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH or a "
+        "plain path (write ./ before a relative path that holds a colon)"
+    )
+
+
+def _file_path(url: str, rest: str) -> str:
+    """The path of a file: address; file:/p, file:///p and file:relative all work."""
+    if not rest.startswith("//"):
+        return rest
+    host, slash, path = rest[2:].partition("/")
+    if host not in ("", "localhost") or not slash:
+        raise ValueError(
+            f"store '{url}': 'file://' is followed by a host name ('{host}'); "
+            "write file:/PATH with one slash, or file:///PATH"
+        )
+    return f"/{path}"

@@ -1,0 +1,72 @@
+"""Finds out whether a store really honours create-only writes, before two writers rely on it."""
+
+from __future__ import annotations
+
+import secrets
+from concurrent.futures import ThreadPoolExecutor
+
+from gymfast.errors import ConflictError, StoreError
+from gymfast.stores.base import Store
+
+_NUM_WRITERS = 4
+
+
+def check_create_only(store: Store, prefix: str = "probe") -> None:
+    """Nothing if create-only writes work; leaves no object behind.
+
+    Creates an object twice in a row, then another one from four threads at once: some stores
+    accept the condition and ignore it (reliability.md section 3: s3rver), others check and write
+    in two steps. A store that passes may still lie under rarer timing; one that fails is broken.
+    Raises StoreError that names the store and what it did.
+    """
+    if not store.has_create_only:
+        raise StoreError(_refusal(store, "says that it has no create-only writes"))
+    keys = [f"{prefix}/{secrets.token_hex(16)}" for _ in range(2)]
+    try:
+        _check_second_create(store, keys[0])
+        _check_race(store, keys[1])
+    finally:
+        for key in keys:
+            store.delete(key)
+
+
+def _check_second_create(store: Store, key: str) -> None:
+    store.create(key, b"first")
+    try:
+        store.create(key, b"second")
+    except ConflictError:
+        _check_content(store, key, b"first")
+        return
+    raise StoreError(_refusal(store, f"created '{key}' twice"))
+
+
+def _check_race(store: Store, key: str) -> None:
+    def wins(writer: int) -> bool:
+        try:
+            store.create(key, b"writer %d" % writer)
+        except ConflictError:
+            return False
+        return True
+
+    with ThreadPoolExecutor(_NUM_WRITERS) as pool:
+        won = list(pool.map(wins, range(_NUM_WRITERS)))
+    if sum(won) != 1:
+        raise StoreError(
+            _refusal(store, f"let {sum(won)} of {_NUM_WRITERS} racing writers create '{key}'")
+        )
+    _check_content(store, key, b"writer %d" % won.index(True))
+
+
+def _check_content(store: Store, key: str, expected: bytes) -> None:
+    found = store.get(key, max_bytes=64)
+    if found != expected:
+        raise StoreError(
+            _refusal(store, f"returned {found!r} for '{key}' where {expected!r} had been created")
+        )
+
+
+def _refusal(store: Store, did: str) -> str:
+    return (
+        f"store {store.url} {did}: two publishers could commit the same version unseen; "
+        "use a store with conditional writes (file:, S3 with If-None-Match, GCS, Azure)"
+    )
