@@ -1,0 +1,22 @@
+"""The names that users may rely on; a change here is a change for the changelog."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+PINNED: dict[str, list[str]] = {
+    "gymfast": ["__version__"],
+}
+
+
+@pytest.mark.parametrize("module", PINNED)
+def test_public_names_are_pinned(module: str) -> None:
+    assert sorted(importlib.import_module(module).__all__) == sorted(PINNED[module])
+
+
+@pytest.mark.parametrize("module", PINNED)
+def test_every_public_name_exists(module: str) -> None:
+    loaded = importlib.import_module(module)
+    assert [name for name in loaded.__all__ if not hasattr(loaded, name)] == []
