@@ -1,0 +1,85 @@
+"""Writes the sections of a frame one by one: section 3 of docs/wire-format.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from gymfast.delta.records import (
+    MAGIC,
+    SECTION_HEADER_BYTES,
+    EndEntry,
+    Kind,
+    SectionType,
+    TensorRecord,
+)
+from gymfast.delta.varint import encode_varint
+
+Check64 = Callable[..., int]
+
+
+class FrameWriter:
+    """Bytes of the sections of one frame, in the order they are asked for; keeps frame_check.
+
+    The caller asks in the order of the format: header, then tensor and its blocks, then end.
+    Not thread-safe.
+    """
+
+    def __init__(self, check64: Check64) -> None:
+        """A writer whose sections carry check64(parts), the fold64 digest of concatenated bytes."""
+        self._check64 = check64
+        self._checks = bytearray()
+
+    def header(self, profile: int, num_tensors: int) -> bytes:
+        """Magic and HEADER section; profile is an index of records.PROFILES."""
+        body = bytes((profile, 0, 0, 0, 0, 0, 0, 0)) + num_tensors.to_bytes(8, "little")
+        return MAGIC + self.section(SectionType.HEADER, body)
+
+    def tensor(self, record: TensorRecord) -> bytes:
+        """A TENSOR section."""
+        geometry = record.geometry
+        body = b"".join(
+            (
+                bytes((record.kind, geometry.unit_bytes, record.class_shift, record.class_base)),
+                _text(record.name),
+                _text(record.dtype),
+                _varints((len(record.shape), *record.shape)),
+                encode_varint(record.num_bytes),
+                _varints((geometry.cols, geometry.tile_rows, geometry.tile_cols)),
+                _text(record.target) if record.kind is Kind.ALIAS else b"",
+            )
+        )
+        return self.section(SectionType.TENSOR, body)
+
+    def blocks(self, tensor: int, first_block: int, num_blocks: int, body: bytes) -> bytes:
+        """A BLOCKS section; body is block table and payloads, as encode_blocks returns them."""
+        return self.section(SectionType.BLOCKS, _varints((tensor, first_block, num_blocks)), body)
+
+    def end(self, base_root: bytes, new_root: bytes, entries: Sequence[EndEntry]) -> bytes:
+        """The END section: roots, frame_check and what became of each tensor."""
+        parts = [base_root, new_root, _u64(self._check64(bytes(self._checks)))]
+        for entry in entries:
+            parts.append(bytes((entry.status,)))
+            digests = (entry.base_digest, entry.new_digest)
+            parts.extend(_u64(d[0]) + _u64(d[1]) for d in digests if d is not None)
+        size_bytes = SECTION_HEADER_BYTES + sum(map(len, parts)) + 8
+        return self.section(SectionType.END, *parts, _u64(size_bytes))
+
+    def section(self, section_type: int, *parts: bytes) -> bytes:
+        """A section of any type (0x80..0xff: skippable by readers) whose body is the parts."""
+        start = bytes((section_type, 0)) + sum(map(len, parts)).to_bytes(6, "little")
+        check = _u64(self._check64(start, *parts))
+        self._checks += check
+        return b"".join((start, check, *parts))
+
+
+def _u64(value: int) -> bytes:
+    return value.to_bytes(8, "little")
+
+
+def _varints(values: Sequence[int]) -> bytes:
+    return b"".join(map(encode_varint, values))
+
+
+def _text(value: str) -> bytes:
+    data = value.encode()
+    return encode_varint(len(data)) + data
