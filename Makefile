@@ -10,9 +10,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
-# Prints the requirements of dependency groups: older pips have no --group.
-GROUPS = $(BIN)/python -c 'import sys, tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
-	print(*(r for g in sys.argv[1:] for r in p["dependency-groups"][g]), *p["project"]["dependencies"], sep="\n")'
+# The requirements of a dependency group or extra (older pips have no --group); "build" brings those of the package.
+define REQUIREMENTS
+import sys, tomllib
+file = tomllib.load(open("pyproject.toml", "rb"))
+groups = file["dependency-groups"] | file["project"]["optional-dependencies"]
+groups["build"] += file["project"]["dependencies"]
+print(*groups[sys.argv[1]], sep="\n")
+endef
+export REQUIREMENTS
 
 .PHONY: all build demo test test-long bench lint format stubs ci clean
 .DELETE_ON_ERROR:
@@ -25,23 +31,25 @@ $(VENV)/.created:
 		&& flag=--system-site-packages || flag=; $(PYTHON) -m venv $$flag $(VENV)
 	@touch $@
 
-$(VENV)/.dependencies: pyproject.toml $(VENV)/.created
-	$(GROUPS) build test lint package > $(VENV)/requirements.txt
-	$(PIP) install -q -r $(VENV)/requirements.txt
+$(VENV)/.group-%: pyproject.toml $(VENV)/.created
+	@echo 'installing the tools to $*'
+	@$(BIN)/python -c "$$REQUIREMENTS" $* > $(VENV)/$*.txt
+	@$(PIP) install -qq -r $(VENV)/$*.txt
 	@touch $@
 
 # torch is only for the demo, the benchmarks and the tests of torch tensors. A torch that is already there is used as it
 # is; otherwise a CPU build is installed: "+cpu" in the version cannot match a CUDA build, which would take 3 GB.
 $(VENV)/.torch: $(VENV)/.created
+	@echo 'installing torch, if there is none'
 	@if $(BIN)/python -c 'import torch' 2>/dev/null; then :; \
-	elif [ "$$(uname -s)" = Darwin ]; then $(PIP) install -q '$(TORCH)'; \
-	else $(PIP) install -q '$(TORCH)+cpu' 2>/dev/null \
-		|| $(PIP) install -q '$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu; fi \
+	elif [ "$$(uname -s)" = Darwin ]; then $(PIP) install -qq '$(TORCH)'; \
+	else $(PIP) install -qq '$(TORCH)+cpu' 2>/dev/null \
+		|| $(PIP) install -qq '$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu; fi \
 	|| { echo 'gymfast found no CPU build of $(TORCH): install torch for $(PYTHON) yourself, or name another version: make TORCH=torch==X.Y.Z' >&2; exit 1; }
 	@touch $@
 
-$(VENV)/.built: CMakeLists.txt pyproject.toml $(CPP) $(VENV)/.dependencies
-	$(PIP) install -q --no-build-isolation --no-deps --editable .
+$(VENV)/.built: CMakeLists.txt pyproject.toml $(CPP) $(VENV)/.group-build
+	$(PIP) install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
 build: $(VENV)/.built
@@ -49,20 +57,19 @@ build: $(VENV)/.built
 demo: build $(VENV)/.torch
 	$(BIN)/gymfast demo $(ARGS)
 
-test: build $(VENV)/.torch
+test: build $(VENV)/.group-test $(VENV)/.torch
 	$(BIN)/pytest $(ARGS)
 
-test-long: build $(VENV)/.torch
+test-long: build $(VENV)/.group-test $(VENV)/.torch
 	$(BIN)/pytest -m 'long and not ci' $(ARGS)
 
-bench: build $(VENV)/.torch
-	$(PIP) install -q '.[bench]'
+bench: build $(VENV)/.group-bench $(VENV)/.torch
 	$(BIN)/python -P -m benchmarks $(or $(ARGS),delta)
 
-lint: $(VENV)/.dependencies
+lint: $(VENV)/.group-build $(VENV)/.group-lint
 	$(BIN)/pre-commit run --all-files
 
-format: $(VENV)/.dependencies
+format: $(VENV)/.group-lint
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 	$(BIN)/clang-format -i $(CPP)
