@@ -44,8 +44,18 @@ class Backend(Protocol):
     def check64(self, *parts: bytes | bytearray | memoryview) -> int:
         """fold64 of the digest of the concatenation of parts."""
 
-    def digest_blocks(self, data: U8, geometry: Geometry, threads: int) -> NDArray[np.uint64]:
-        """Partial digests of all blocks, [num_blocks, 2]."""
+    def digest_blocks(
+        self,
+        data: U8,
+        geometry: Geometry,
+        threads: int,
+        first_block: int = 0,
+        num_blocks: int | None = None,
+    ) -> NDArray[np.uint64]:
+        """Partial digests of all blocks or of a range, [num_blocks, 2].
+
+        Reads nothing but these blocks of data, which always stands for the whole tensor.
+        """
 
     def class_params(self, base: U8, unit_bytes: int) -> tuple[int, int]:
         """class_shift and class_base of a base tensor (docs/wire-format.md section 10)."""
@@ -68,7 +78,7 @@ class Backend(Protocol):
 
         `digests` [geometry.num_blocks, 2] are of the base on entry; on return the rows of these
         blocks are of new. With `update` these blocks of base become those of new; `undo` asks
-        for what rollback_blocks takes.
+        for what rollback_blocks takes. If it raises, base and digests are as they were.
         """
 
     def rollback_blocks(self, base: U8, undo: bytes, geometry: Geometry) -> None:

@@ -87,13 +87,13 @@ def unit_view(data: U8, unit_bytes: int) -> NDArray[np.unsignedinteger]:
     return data.view(f"<u{unit_bytes}") if unit_bytes > 1 else data
 
 
-def digest_blocks(data: U8, geometry: Geometry) -> U64:
-    """Partial digests of all blocks, [num_blocks, 2]."""
+def digest_blocks(data: U8, geometry: Geometry, blocks: range) -> U64:
+    """Partial digests of these blocks, [len(blocks), 2]."""
     units = unit_view(data, geometry.unit_bytes)
-    out = np.zeros((geometry.num_blocks, 2), np.uint64)
-    for block in range(geometry.num_blocks):
+    out = np.zeros((len(blocks), 2), np.uint64)
+    for i, block in enumerate(blocks):
         at = block_units(geometry, block)
-        out[block] = digest_units(at, units[at].astype(np.uint64), geometry.unit_bytes)
+        out[i] = digest_units(at, units[at].astype(np.uint64), geometry.unit_bytes)
     return out
 
 
