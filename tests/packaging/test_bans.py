@@ -65,7 +65,7 @@ def _breaks_i80(tree: ast.AST) -> list[str]:
 
 
 @pytest.mark.parametrize("path", PYTHON, ids=_id)
-def test_i80_nothing_that_runs_code_from_bytes(path: Path) -> None:
+def test_I80_nothing_that_runs_code_from_bytes(path: Path) -> None:
     assert _breaks_i80(ast.parse(path.read_text())) == []
 
 
@@ -73,7 +73,7 @@ def test_i80_nothing_that_runs_code_from_bytes(path: Path) -> None:
     "text",
     ["import pickle", "from marshal import loads", "torch.load(f)", "eval(s)", "np.load(f)"],
 )
-def test_i80_scan_finds_what_it_looks_for(text: str) -> None:
+def test_I80_scan_finds_what_it_looks_for(text: str) -> None:
     assert _breaks_i80(ast.parse(text))
 
 
@@ -82,7 +82,7 @@ def _without_comments(text: str) -> str:
 
 
 @pytest.mark.parametrize("path", CODEC_CPP, ids=_id)
-def test_i02_no_floating_point_type_in_the_codec(path: Path) -> None:
+def test_I02_no_floating_point_type_in_the_codec(path: Path) -> None:
     found = re.findall(
         r"\b(?:float|double|_Float16|__bf16|__m\d+d?_?ps)\b", _without_comments(path.read_text())
     )
@@ -90,10 +90,10 @@ def test_i02_no_floating_point_type_in_the_codec(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", CODEC_PYTHON, ids=_id)
-def test_i02_no_float_cast_in_the_python_codec(path: Path) -> None:
+def test_I02_no_float_cast_in_the_python_codec(path: Path) -> None:
     assert [m.group() for m in FLOAT_CAST.finditer(path.read_text())] == []
 
 
 @pytest.mark.parametrize("text", ["x.astype(np.float32)", "t.float()", "t.to(torch.bfloat16)"])
-def test_i02_scan_finds_what_it_looks_for(text: str) -> None:
+def test_I02_scan_finds_what_it_looks_for(text: str) -> None:
     assert FLOAT_CAST.search(text)
