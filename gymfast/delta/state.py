@@ -1,0 +1,289 @@
+"""States: named tensors and the partial digests of their blocks, kept by whoever stays resident."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gymfast.delta.backends import Backend, select
+from gymfast.delta.geometry import DEFAULT_BLOCK_UNITS, Geometry, plan_geometry
+from gymfast.delta.records import Digest, root_of
+from gymfast.delta.tensors import (
+    Identity,
+    Tensor,
+    Weights,
+    as_tensor,
+    check_name,
+    identity,
+    overlapping,
+    why_not_live,
+)
+from gymfast.errors import ChecksumError
+
+Rows = NDArray[np.uint64]
+
+
+@dataclass(eq=False)
+class Slot:
+    """One piece of memory of a state; names that are tied share their slot."""
+
+    tensor: Tensor
+    geometry: Geometry
+    rows: Rows = field(repr=False)
+
+    @property
+    def digest(self) -> Digest:
+        """H[0] and H[1] of the tensor: the sum of the partial digests of its blocks."""
+        return digest_of(self.rows)
+
+    @property
+    def spec(self) -> tuple[str, tuple[int, ...]]:
+        """Dtype and shape."""
+        return self.tensor.dtype, self.tensor.shape
+
+
+def digest_of(rows: Rows) -> Digest:
+    """The digest of a tensor from the partial digests of its blocks, [num_blocks, 2]."""
+    total = rows.sum(axis=0, dtype=np.uint64)
+    return int(total[0]), int(total[1])
+
+
+def num_threads(threads: int | None) -> int:
+    """The number asked for, or that of the cores this process may use.
+
+    Raises ValueError if it is below 1.
+    """
+    if threads is None:
+        has_affinity = hasattr(os, "sched_getaffinity")  # not on macOS
+        return len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    if threads < 1:
+        raise ValueError(f"threads is {threads}, expected 1 or more")
+    return threads
+
+
+class State:
+    """Tensors and the partial digests of their blocks, [num_blocks, 2] per tensor.
+
+    The digests cost 16 bytes per block of 2^19 units. They are those of the bytes when the state
+    was made or last changed through gymfast; `verify` reads all bytes again. Not thread-safe.
+    `is_consistent` is False while a version is half written, and after a failure in that time.
+    """
+
+    def __init__(
+        self,
+        *,
+        block_units: int = DEFAULT_BLOCK_UNITS,
+        tiled: bool = False,
+        backend: str = "auto",
+        threads: int | None = None,
+    ) -> None:
+        """A state of no tensors, which owns the memory of what is added to it."""
+        self.backend: Backend = select(backend)
+        self.threads = num_threads(threads)
+        self.slots: dict[str, Slot] = {}
+        self.mapping: MutableMapping[str, Any] | None = None
+        self.owns_memory = True
+        self.is_consistent = True
+        self._block_units = block_units
+        self._tiled = tiled
+
+    @classmethod
+    def empty(cls, **options: Any) -> State:
+        """A state of no tensors; options are those of State()."""
+        return cls(**options)
+
+    @classmethod
+    def attach(
+        cls,
+        weights: Weights,
+        *,
+        block_units: int = DEFAULT_BLOCK_UNITS,
+        tiled: bool = False,
+        backend: str = "auto",
+        threads: int | None = None,
+    ) -> State:
+        """A state over live memory, without a copy; one pass computes the digests.
+
+        Names added or removed later change `weights` too, if it is a mutable mapping.
+        Raises ValueError if a tensor cannot be written in place or two share part of their memory.
+        """
+        state = cls(block_units=block_units, tiled=tiled, backend=backend, threads=threads)
+        tensors = gather(weights)
+        _check_live(tensors)
+        state.owns_memory = False
+        state.mapping = weights if isinstance(weights, MutableMapping) else None
+        state.add_all(tensors)
+        return state
+
+    @classmethod
+    def copy_of(
+        cls,
+        weights: Weights,
+        *,
+        block_units: int = DEFAULT_BLOCK_UNITS,
+        tiled: bool = False,
+        backend: str = "auto",
+        threads: int | None = None,
+    ) -> State:
+        """A state with its own copy of the bytes: the snapshot of a publisher."""
+        state = cls(block_units=block_units, tiled=tiled, backend=backend, threads=threads)
+        copies: dict[int, Tensor] = {}
+        for name, tensor in gather(weights).items():
+            if id(tensor) not in copies:
+                copies[id(tensor)] = tensor if tensor.is_copy else tensor.copy()
+            state.add_all({name: copies[id(tensor)]})
+        return state
+
+    @classmethod
+    def reading(cls, weights: Weights, **options: Any) -> State:
+        """A state over memory that is only read: strided, read-only and shared memory will do."""
+        state = cls(**options)
+        state.owns_memory = False
+        state.add_all(gather(weights))
+        return state
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by name; tied names have the same one."""
+        return {name: slot.tensor for name, slot in self.slots.items()}
+
+    @property
+    def digests(self) -> dict[str, Rows]:
+        """The partial digests by name, [num_blocks, 2] each."""
+        return {name: slot.rows for name, slot in self.slots.items()}
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """For every name whose memory an earlier name has: that earlier name."""
+        first: dict[int, str] = {}
+        for name, slot in self.slots.items():
+            first.setdefault(id(slot), name)
+        return {n: first[id(s)] for n, s in self.slots.items() if first[id(s)] != n}
+
+    @property
+    def root(self) -> bytes:
+        """The 32 bytes that name this exact state."""
+        return root_of((name, *slot.spec, slot.digest) for name, slot in self.slots.items())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors, tied ones once."""
+        return sum(slot.tensor.num_bytes for slot in self._distinct().values())
+
+    def tensor_digest(self, name: str) -> Digest:
+        """H[0] and H[1] of one tensor; KeyError if there is none of this name."""
+        return self.slots[name].digest
+
+    def plan(self, dtype: str, shape: tuple[int, ...]) -> Geometry:
+        """The geometry this state gives to a new tensor."""
+        return plan_geometry(dtype, shape, block_units=self._block_units, tiled=self._tiled)
+
+    def slot_of(self, tensor: Tensor, geometry: Geometry | None = None) -> Slot:
+        """A slot around a tensor, with digests from one pass over its bytes; not yet in `slots`."""
+        geometry = geometry or self.plan(tensor.dtype, tensor.shape)
+        rows = self.backend.digest_blocks(tensor.data, geometry, self.threads)
+        return Slot(tensor, geometry, rows)
+
+    def add_all(self, tensors: Mapping[str, Tensor]) -> None:
+        """Adds tensors; names that have the same Tensor object become tied."""
+        known = {id(slot.tensor): slot for slot in self.slots.values()}
+        for name, tensor in tensors.items():
+            slot = known.get(id(tensor))
+            self.slots[name] = slot or self.slot_of(tensor)
+            known[id(tensor)] = self.slots[name]
+
+    def use_geometry(self, name: str, geometry: Geometry) -> None:
+        """Makes the blocks of a tensor those of a frame; reads the tensor again if they differ.
+
+        Raises ChecksumError if its bytes are no longer those that the state knew.
+        """
+        slot = self.slots[name]
+        if slot.geometry == geometry:
+            return
+        fresh = self.slot_of(slot.tensor, geometry)
+        if fresh.digest != slot.digest:
+            raise ChecksumError(_changed_behind(name, fresh.digest, slot.digest), 60)
+        slot.geometry, slot.rows = fresh.geometry, fresh.rows
+
+    def untie(self, name: str) -> None:
+        """Gives a name memory of its own, with the same bytes."""
+        slot = self.slots[name]
+        self.slots[name] = Slot(slot.tensor.copy(), slot.geometry, slot.rows.copy())
+
+    def verify(self) -> None:
+        """Reads all bytes and compares them with the digests kept.
+
+        Raises ChecksumError that names the first tensor and block that differ.
+        """
+        for name, slot in self._distinct().items():
+            rows = self.backend.digest_blocks(slot.tensor.data, slot.geometry, self.threads)
+            wrong = np.flatnonzero((rows != slot.rows).any(axis=1))
+            if wrong.size:
+                self.is_consistent = False
+                block = int(wrong[0])
+                found, expected = _hex(rows[block]), _hex(slot.rows[block])
+                raise ChecksumError(
+                    f"tensor {name!r}: block {block} (and {wrong.size - 1} more of {len(rows)}) "
+                    f"has digest {found}, expected {expected}: its memory was changed from "
+                    "outside or is damaged; restore the state from an anchor",
+                    61,
+                )
+
+    def _distinct(self) -> dict[str, Slot]:
+        """One name, the first, for each slot."""
+        by_slot: dict[int, tuple[str, Slot]] = {}
+        for name, slot in self.slots.items():
+            by_slot.setdefault(id(slot), (name, slot))
+        return dict(by_slot.values())
+
+
+def gather(weights: Weights) -> dict[str, Tensor]:
+    """All tensors of a mapping; names of the same memory, dtype and shape get one Tensor object.
+
+    Raises TypeError for a value that is no array and for names that are no strings, ValueError for
+    names that a frame cannot carry.
+    """
+    items = list(weights.items())  # alive together, so that equal addresses mean equal memory
+    seen: dict[Identity, Tensor] = {}
+    tensors = {}
+    for name, value in items:
+        key = identity(value)
+        tensor = seen.get(key) if key else None
+        if tensor is None:
+            tensor = as_tensor(value, check_name(name))
+        tensors[check_name(name)] = tensor
+        if key:
+            seen[key] = tensor
+    return tensors
+
+
+def _check_live(tensors: Mapping[str, Tensor]) -> None:
+    problems = [f"{n!r} {why}" for n, t in tensors.items() if (why := why_not_live(t))]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise ValueError(
+            f"cannot be updated in place: {', '.join(problems[:3])}{more}; pass contiguous "
+            "writable tensors, or use State.copy_of"
+        )
+    distinct = {id(tensor): (name, tensor) for name, tensor in tensors.items()}
+    if pair := overlapping(distinct.values()):
+        raise ValueError(
+            f"tensors {pair[0]!r} and {pair[1]!r} share part of their memory, so that an update of "
+            "one would change the other: pass only one of them, or use State.copy_of"
+        )
+
+
+def _changed_behind(name: str, found: Digest, expected: Digest) -> str:
+    return (
+        f"tensor {name!r} has digest {_hex(found)}, this state knew {_hex(expected)}: its memory "
+        "was changed from outside; nothing was written; restore the state from an anchor"
+    )
+
+
+def _hex(digest: Any) -> str:
+    return f"{int(digest[0]):016x}{int(digest[1]):016x}"
