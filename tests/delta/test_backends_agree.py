@@ -1,0 +1,112 @@
+"""The C++ back end writes the bytes that the reference writes, and refuses what it refuses."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import numpy as np
+import pytest
+from delta_cases import Case, cases, encode
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gymfast.delta.backends import Backend, select
+from gymfast.delta.geometry import Geometry
+from gymfast.errors import FormatError, MissingDependencyError
+
+quick = settings(
+    max_examples=150,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.fixture
+def reference() -> Backend:
+    return select("reference")
+
+
+@pytest.fixture
+def cpu() -> Backend:
+    try:
+        return select("cpu")
+    except MissingDependencyError:
+        pytest.skip("gymfast._core is not built")
+
+
+@quick
+@given(case=cases())
+def test_class_params_and_digests_are_equal(reference, cpu, case: Case) -> None:
+    unit_bytes = case.geometry.unit_bytes
+    assert cpu.class_params(case.base, unit_bytes) == reference.class_params(case.base, unit_bytes)
+    expected = reference.digest_blocks(case.base, case.geometry, 1)
+    for threads in (1, 3):
+        assert np.array_equal(cpu.digest_blocks(case.base, case.geometry, threads), expected)
+
+
+@quick
+@given(case=cases(), threads=st.sampled_from((1, 3)), update=st.booleans())
+def test_encoded_bytes_are_equal(reference, cpu, case: Case, threads: int, update: bool) -> None:
+    expected = encode(reference, case)
+    digests = cpu.digest_blocks(case.base, case.geometry, 1)
+    after = cpu.digest_blocks(case.new, case.geometry, 1)
+    found = cpu.encode_blocks(
+        case.base,
+        case.new,
+        case.geometry,
+        case.params(cpu),
+        digests,
+        0,
+        case.geometry.num_blocks,
+        update=update,
+        undo=update,
+        threads=threads,
+    )
+    assert (found.body, found.num_changed) == (expected.body, expected.num_changed)
+    assert np.array_equal(digests, after)
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 2, 4])
+@pytest.mark.parametrize("density", [0.0005, 0.004, 0.05, 0.6])
+def test_large_blocks_are_equal(reference, cpu, unit_bytes: int, density: float) -> None:
+    rng = np.random.default_rng(unit_bytes)
+    n = 300_001
+    base = (rng.standard_normal(n) * 0.02).astype("<f4").view("<u4") >> (32 - 8 * unit_bytes)
+    base = base.astype(f"<u{unit_bytes}")
+    new = base.copy()
+    where = rng.random(n) < density
+    new[where] += rng.geometric(0.7, int(where.sum())).astype(base.dtype)
+    geometry = Geometry(n, unit_bytes, n, 1, 2**18)
+    for profile in (0, 1, 2):
+        case = Case(base.view(np.uint8), new.view(np.uint8), geometry, profile)
+        expected = encode(reference, case)
+        assert encode(cpu, case).body == expected.body
+        data = case.base.copy()
+        digests = cpu.digest_blocks(data, geometry, 2)
+        args = (geometry, case.params(cpu), digests, 0, geometry.num_blocks, 2)
+        assert cpu.apply_blocks(data, expected.body, *args) == expected.num_changed
+        assert np.array_equal(data, case.new)
+
+
+def apply_outcome(backend: Backend, case: Case, body: bytes) -> bytes | None:
+    """The resulting bytes, or None if the body was refused."""
+    data = case.base.copy()
+    digests = backend.digest_blocks(data, case.geometry, 1)
+    args = (case.geometry, case.params(backend), digests, 0, case.geometry.num_blocks, 1)
+    with suppress(FormatError):
+        backend.apply_blocks(data, body, *args)
+        return data.tobytes()
+    return None
+
+
+@quick
+@given(case=cases(max_units=300), data=st.data())
+def test_damaged_bodies_are_refused_by_both_or_by_none(reference, cpu, case, data) -> None:
+    body = bytearray(encode(reference, case).body)
+    if not body:
+        return
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
+    cut = data.draw(st.sampled_from((0, 0, 0, 1, 2)))
+    damaged = bytes(body[: len(body) - cut])
+    assert apply_outcome(cpu, case, damaged) == apply_outcome(reference, case, damaged)
