@@ -31,7 +31,7 @@ def test_blocks_cover_every_unit_once(dtype, shape, block_units, tiled) -> None:
     assert geometry.num_bytes == num_bytes_of(dtype, shape)
     if geometry.num_units > 20_000 or geometry.num_blocks > 2000:
         return
-    units = [u for b in range(geometry.num_blocks) for u in block_units(geometry, b).tolist()]
+    units = [u for b in range(geometry.num_blocks) for u in units_of_block(geometry, b).tolist()]
     assert sorted(units) == list(range(geometry.num_units))
 
 
