@@ -1,0 +1,77 @@
+"""Where the objects of a run lie in a store (docs/sync-protocol.md section 2)."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from gymfast.sync.manifest import RUN_PATTERN
+
+_NUMBER = re.compile(r"[0-9]{20}")
+
+
+@dataclass(frozen=True)
+class RunKeys:
+    """The keys of one run; nothing outside `<run>/` is ever touched (I27)."""
+
+    run: str
+
+    def __post_init__(self) -> None:
+        if not re.match(RUN_PATTERN, self.run):
+            raise ValueError(
+                f"run {self.run!a}: expected 1 to 128 of [A-Za-z0-9._-], not starting with a dot"
+            )
+
+    @property
+    def log_prefix(self) -> str:
+        """Prefix of all records of the log."""
+        return f"{self.run}/log/"
+
+    @property
+    def objects_prefix(self) -> str:
+        """Prefix of all parts of frames."""
+        return f"{self.run}/objects/"
+
+    @property
+    def floors_prefix(self) -> str:
+        """Prefix of the marks that retention sets before it deletes."""
+        return f"{self.run}/floors/"
+
+    @property
+    def readers_prefix(self) -> str:
+        """Prefix of all leases."""
+        return f"{self.run}/readers/"
+
+    @property
+    def hint(self) -> str:
+        """The one object that is replaced: advice where the log ends."""
+        return f"{self.run}/hint"
+
+    def record(self, seq: int) -> str:
+        """Key of a record of the log."""
+        return f"{self.log_prefix}{seq:020d}"
+
+    def object(self, epoch: int, digest: str) -> str:
+        """Key of an object that a publisher of this epoch wrote."""
+        return f"{self.objects_prefix}{epoch:020d}/{digest}"
+
+    def floor(self, seq: int) -> str:
+        """Key of the mark that records before `seq` may be gone."""
+        return f"{self.floors_prefix}{seq:020d}"
+
+    def reader(self, reader_id: str) -> str:
+        """Key of the lease of a reader."""
+        return f"{self.readers_prefix}{reader_id}"
+
+
+def number_of(key: str) -> int | None:
+    """The 20-digit number at the end of a key; None if it does not end in one."""
+    name = key.rpartition("/")[2]
+    return int(name) if _NUMBER.fullmatch(name) else None
+
+
+def object_of(key: str) -> tuple[int, str] | None:
+    """Epoch and digest in the key of an object; None for any other key."""
+    head, _, digest = key.rpartition("/")
+    epoch = number_of(head)
+    return None if epoch is None else (epoch, digest)

@@ -1,0 +1,271 @@
+"""Records of a run: types, canonical bytes, strict parser, limits (docs/sync-protocol.md, 3)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from typing import Annotated, Any, Literal, TypeVar
+
+import msgspec
+
+from gymfast.errors import FormatError
+
+FORMAT = 1
+MAX_RECORD_BYTES = 64 << 20
+MAX_SMALL_RECORD_BYTES = 1 << 20  # hints, leases and positions
+MAX_OBJECT_BYTES = 512 << 20
+MAX_OBJECTS = 262_144  # of one frame; their references stay well below MAX_RECORD_BYTES
+MAX_TENSORS = 4_194_304
+MIN_KEY_BYTES = 16
+
+NUMBER_ENCODING, NUMBER_LIMIT, NUMBER_VALUE, NUMBER_MAC = 101, 102, 103, 104
+
+_COUNT_MAX = 2**53 - 1  # every JSON reader keeps such integers exact
+RUN_PATTERN = r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
+_Count = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=_COUNT_MAX)]
+_Hex64 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
+_Hex32 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
+_Name = Annotated[str, msgspec.Meta(pattern=RUN_PATTERN)]
+_Label = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]{0,256}\Z")]
+_Mac = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+
+
+class ObjectRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A stored object: the SHA-256 of its bytes, which is also its name, and its length."""
+
+    digest: _Hex64
+    num_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_OBJECT_BYTES)]
+
+
+class FrameRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A frame: its length and the objects whose bytes, one after another, are its bytes."""
+
+    num_bytes: _Positive
+    objects: Annotated[tuple[ObjectRef, ...], msgspec.Meta(min_length=1, max_length=MAX_OBJECTS)]
+
+
+class _LogRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+    """What every record of the log begins with; `previous` is the digest of record seq - 1."""
+
+    format: Literal[1]
+    run: _Name
+    seq: _Positive
+    epoch: _Positive
+    nonce: _Hex32
+    previous: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+    created_us: _Count
+
+
+class EpochRecord(_LogRecord, frozen=True, tag="epoch"):
+    """A publisher took over: every publisher of an older epoch is fenced from here on."""
+
+    publisher: _Label
+    mac: _Mac = ""
+
+
+class VersionRecord(_LogRecord, frozen=True, tag="version"):
+    """The commit of a version; an anchor has base_version -1 and the root of no tensors as base."""
+
+    version: _Count
+    kind: Literal["delta", "anchor"]
+    base_version: Annotated[int, msgspec.Meta(ge=-1, le=_COUNT_MAX)]
+    base_root: _Hex64
+    root: _Hex64
+    schema: _Hex64
+    num_tensors: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSORS)]
+    raw_bytes: _Count
+    num_changed: _Count
+    frame: FrameRef
+    mac: _Mac = ""
+
+
+class AnchorRecord(_LogRecord, frozen=True, tag="anchor"):
+    """A full state of a version that was committed before as a delta."""
+
+    version: _Count
+    root: _Hex64
+    schema: _Hex64
+    num_tensors: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSORS)]
+    raw_bytes: _Count
+    frame: FrameRef
+    mac: _Mac = ""
+
+
+class HintRecord(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="hint"
+):
+    """Advice where the log ended a moment ago; nobody relies on it."""
+
+    format: Literal[1]
+    run: _Name
+    seq: _Positive
+    version: Annotated[int, msgspec.Meta(ge=-1, le=_COUNT_MAX)]
+    record: _Hex64
+    created_us: _Count
+
+
+class LeaseRecord(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="lease"
+):
+    """A reader needs the records from `seq` on, until `expires_us` of the wall clock."""
+
+    format: Literal[1]
+    run: _Name
+    reader: _Name
+    seq: _Positive
+    expires_us: _Count
+
+
+class TipRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A place in the log and the state that holds there."""
+
+    seq: _Positive
+    record: _Hex64
+    epoch: _Positive
+    version: _Count
+    root: _Hex64
+
+
+class PositionRecord(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="position"
+):
+    """What a local checkpoint holds; `reached`: states that an unfinished apply may have left."""
+
+    format: Literal[1]
+    run: _Name
+    state: Literal["clean", "applying", "inconsistent"]
+    tip: TipRecord | None
+    reached: Annotated[tuple[TipRecord, ...], msgspec.Meta(max_length=65_536)] = ()
+
+
+LogRecord = EpochRecord | VersionRecord | AnchorRecord
+StateRecord = VersionRecord | AnchorRecord
+
+_R = TypeVar("_R", EpochRecord, VersionRecord, AnchorRecord)
+_encoder = msgspec.json.Encoder(order=None)
+
+
+def encode(record: msgspec.Struct) -> bytes:
+    """The canonical bytes: JSON, fields in the order of the type, no whitespace, one newline."""
+    return _encoder.encode(record) + b"\n"
+
+
+def digest_of(blob: bytes) -> str:
+    """SHA-256 of the bytes, in lower-case hex."""
+    return hashlib.sha256(blob).hexdigest()
+
+
+def parse_log_record(blob: bytes, where: str, key: bytes | None = None) -> LogRecord:
+    """The record of the log in `blob`.
+
+    Raises FormatError naming `where` if it is too long, not canonical, holds an illegal value, or
+    (with a key) is not signed with it.
+    """
+    record: LogRecord = _decode(blob, LogRecord, where, MAX_RECORD_BYTES)
+    if not isinstance(record, EpochRecord):
+        _check_frame(record, where)
+    if isinstance(record, VersionRecord):
+        _check_version(record, where)
+    if key is not None:
+        _check_mac(record, where, key)
+    return record
+
+
+def parse_hint(blob: bytes, where: str) -> HintRecord:
+    """The hint in `blob`; FormatError if it is damaged."""
+    record: HintRecord = _decode(blob, HintRecord, where, MAX_SMALL_RECORD_BYTES)
+    return record
+
+
+def parse_lease(blob: bytes, where: str) -> LeaseRecord:
+    """The lease in `blob`; FormatError if it is damaged."""
+    record: LeaseRecord = _decode(blob, LeaseRecord, where, MAX_SMALL_RECORD_BYTES)
+    return record
+
+
+def parse_position(blob: bytes, where: str) -> PositionRecord:
+    """The position in `blob`; FormatError if it is damaged."""
+    record: PositionRecord = _decode(blob, PositionRecord, where, MAX_RECORD_BYTES)
+    return record
+
+
+def sign(record: _R, key: bytes | None) -> _R:
+    """The record with the HMAC-SHA256 of its unsigned bytes; unchanged without a key.
+
+    Raises ValueError for a key under 16 bytes.
+    """
+    if key is None:
+        return record
+    return msgspec.structs.replace(record, mac=_mac(record, key))
+
+
+def check_key(key: bytes | None) -> bytes | None:
+    """The key itself; ValueError if it is shorter than 16 bytes."""
+    if key is not None and len(key) < MIN_KEY_BYTES:
+        raise ValueError(f"key has {len(key)} bytes, at least {MIN_KEY_BYTES} are needed")
+    return key
+
+
+def _mac(record: LogRecord, key: bytes) -> str:
+    unsigned = encode(msgspec.structs.replace(record, mac=""))
+    return hmac.new(key, unsigned, hashlib.sha256).hexdigest()
+
+
+def _decode(blob: bytes, record_type: Any, where: str, max_bytes: int) -> Any:
+    if len(blob) > max_bytes:
+        raise FormatError(
+            f"{where}: {len(blob)} bytes, a record has at most {max_bytes}", NUMBER_LIMIT
+        )
+    try:
+        record = msgspec.json.decode(blob, type=record_type)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise FormatError(
+            f"{where}: not a record of format {FORMAT}: {error}; "
+            "the object is damaged or was not written by gymfast",
+            NUMBER_ENCODING,
+        ) from error
+    if encode(record) != blob:
+        raise FormatError(
+            f"{where}: the record is not in its canonical form; only gymfast writes records",
+            NUMBER_ENCODING,
+        )
+    return record
+
+
+def _check_frame(record: StateRecord, where: str) -> None:
+    found = sum(ref.num_bytes for ref in record.frame.objects)
+    if found != record.frame.num_bytes:
+        raise FormatError(
+            f"{where}: objects of {found} bytes make a frame of {record.frame.num_bytes}",
+            NUMBER_VALUE,
+        )
+
+
+def _check_version(record: VersionRecord, where: str) -> None:
+    is_anchor = record.kind == "anchor"
+    expected = -1 if is_anchor else record.version - 1
+    if record.base_version != expected or (not is_anchor and expected < 0):
+        raise FormatError(
+            f"{where}: {record.kind} version {record.version} on base {record.base_version}, "
+            f"expected base {expected}",
+            NUMBER_VALUE,
+        )
+    if not is_anchor and record.root == record.base_root and record.num_changed:
+        raise FormatError(
+            f"{where}: {record.num_changed} changes, but the root is that of the base", NUMBER_VALUE
+        )
+
+
+def _check_mac(record: LogRecord, where: str, key: bytes) -> None:
+    if not record.mac:
+        raise FormatError(
+            f"{where}: the record is not signed, but this reader has a key: "
+            "publish with the same key, or read without one",
+            NUMBER_MAC,
+        )
+    if not hmac.compare_digest(record.mac, _mac(record, key)):
+        raise FormatError(
+            f"{where}: the signature was made with another key or the record was changed",
+            NUMBER_MAC,
+        )
