@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gymfast.delta.backends.reference_digest import block_units as units_of_block
 from gymfast.delta.geometry import (
     DTYPE_BITS,
     MAX_BLOCK_UNITS,
