@@ -1,0 +1,85 @@
+"""Output files of commands: complete or absent, never in place of another by accident."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+def check_output(path: Path, *, inputs: Mapping[str, Path], is_forced: bool) -> None:
+    """Refuse an output that is one of the inputs, exists (unless forced) or has no folder.
+
+    Raises ValueError or FileExistsError with what to do.
+    """
+    for name, source in inputs.items():
+        if _is_same(path, source):
+            raise ValueError(f"the output {path} is {name} itself: choose another file")
+    if path.exists() and not is_forced:
+        raise FileExistsError(errno.EEXIST, "the output exists already: give --force", str(path))
+    if not path.absolute().parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+
+
+@contextmanager
+def new_file(path: Path, *, is_forced: bool) -> Iterator[BinaryIO]:
+    """A stream whose bytes become the file `path`, durably, when the block ends well.
+
+    Whatever goes wrong, also a full disk, leaves `path` as it was. Raises FileExistsError if
+    somebody made `path` meanwhile and it is not to be replaced.
+    """
+    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    try:
+        with temporary.open("xb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        if is_forced:
+            temporary.replace(path)
+        else:
+            _rename_new(temporary, path)
+        _sync_folder(path.absolute().parent)
+    except OSError as error:
+        raise _with_name(error, path) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _rename_new(temporary: Path, path: Path) -> None:
+    try:
+        path.hardlink_to(temporary)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS or path.exists():
+            raise
+        temporary.replace(path)
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _with_name(error: OSError, path: Path) -> OSError:
+    """The error, told with the name that the user gave instead of the temporary's."""
+    if error.errno is None or (error.filename and ".part" not in str(error.filename)):
+        return error
+    hint = {errno.ENOSPC: "; free some space", errno.EDQUOT: "; free some space"}
+    return type(error)(
+        error.errno, f"{os.strerror(error.errno)}{hint.get(error.errno, '')}", str(path)
+    )
+
+
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return path.samefile(other)
+    except OSError:
+        return path.absolute() == other.absolute()

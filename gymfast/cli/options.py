@@ -1,0 +1,32 @@
+"""Options and arguments that several commands share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+PROFILES = ("auto", "fast", "small")
+
+EXISTING = click.Path(exists=True, path_type=Path)
+EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+NEW = click.Path(path_type=Path)
+
+profile_option = click.option(
+    "--profile",
+    type=click.Choice(PROFILES),
+    default="auto",
+    show_default=True,
+    help="fast: quickest to apply. small: fewest bytes. auto: in between.",
+)
+threads_option = click.option(
+    "--threads",
+    type=click.IntRange(min=1),
+    envvar="GYMFAST_THREADS",
+    show_envvar=True,
+    metavar="N",
+    help="Threads of the codec.  [default: all cores]",
+)
+force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
+run_option = click.option("--run", required=True, metavar="RUN", help="Name of the run.")
+store_argument = click.argument("store", metavar="STORE")

@@ -1,0 +1,36 @@
+"""The environment variables of gymfast: one table, read by `gymfast env` and checked by a test."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An environment variable; `flag` is the option that goes before it, if there is one."""
+
+    name: str
+    default: str
+    meaning: str
+    flag: str = ""
+
+
+SETTINGS = (
+    Setting("GYMFAST_CPU", "best found", "instruction set: baseline, avx2, avx512, neon"),
+    Setting("GYMFAST_THREADS", "all cores", "threads of the codec", "--threads"),
+    Setting("GYMFAST_TRACEBACK", "", "1: show the traceback of an error"),
+)
+
+
+def find_unknown() -> list[tuple[str, str]]:
+    """Names of set GYMFAST_* variables that gymfast does not read, each with a hint (or "")."""
+    known = [setting.name for setting in SETTINGS]
+    unknown = sorted({name for name in os.environ if name.startswith("GYMFAST_")} - set(known))
+    return [(name, _hint(name, known)) for name in unknown]
+
+
+def _hint(name: str, known: list[str]) -> str:
+    nearest = difflib.get_close_matches(name, known, n=1)
+    return f", did you mean {nearest[0]}?" if nearest else ""
