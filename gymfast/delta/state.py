@@ -23,7 +23,7 @@ from gymfast.delta.tensors import (
     overlapping,
     why_not_live,
 )
-from gymfast.errors import ChecksumError
+from gymfast.errors import ChainError, ChecksumError
 
 Rows = NDArray[np.uint64]
 
@@ -88,6 +88,7 @@ class State:
         self.slots: dict[str, Slot] = {}
         self.mapping: MutableMapping[str, Any] | None = None
         self.owns_memory = True
+        self.is_read_only = False
         self.is_consistent = True
         self._block_units = block_units
         self._tiled = tiled
@@ -143,7 +144,7 @@ class State:
     def reading(cls, weights: Weights, **options: Any) -> State:
         """A state over memory that is only read: strided, read-only and shared memory will do."""
         state = cls(**options)
-        state.owns_memory = False
+        state.owns_memory, state.is_read_only = False, True
         state.add_all(gather(weights))
         return state
 
@@ -214,6 +215,14 @@ class State:
         """Gives a name memory of its own, with the same bytes."""
         slot = self.slots[name]
         self.slots[name] = Slot(slot.tensor.copy(), slot.geometry, slot.rows.copy())
+
+    def require_consistent(self) -> None:
+        """Raises ChainError if a version is half written."""
+        if not self.is_consistent:
+            raise ChainError(
+                "the state is inconsistent: a version was only partly written to it; restore it "
+                "from an anchor (gymfast.delta.restore) or make a new one"
+            )
 
     def verify(self) -> None:
         """Reads all bytes and compares them with the digests kept.

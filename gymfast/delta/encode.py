@@ -1,0 +1,135 @@
+"""Encoding: from a state and new weights to a frame, at once or section by section."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from gymfast.delta.backends import select
+from gymfast.delta.encode_pass import EncodePass, EncodeStats, Options, Undo
+from gymfast.delta.encode_plan import plan_frame, refuse_shared
+from gymfast.delta.frame import PROFILES
+from gymfast.delta.state import State, num_threads
+from gymfast.delta.tensors import Weights
+
+__all__ = ["EncodeStats", "Encoder", "Profile", "encode", "profile_index"]
+Profile = Literal["auto", "fast", "small"]
+
+
+def profile_index(profile: str) -> int:
+    """The number of a profile in HEADER; ValueError if there is none of this name."""
+    if profile not in PROFILES:
+        raise ValueError(f"profile {profile!r}, expected one of {', '.join(PROFILES)}")
+    return PROFILES.index(profile)
+
+
+def encode(
+    old: Weights | State | None,
+    new: Weights,
+    *,
+    profile: Profile = "auto",
+    backend: str = "auto",
+    threads: int | None = None,
+    tiled: bool = False,
+) -> bytes:
+    """The frame that turns old into new; old None gives an anchor, which needs no base.
+
+    Neither side is changed. `tiled` counts where old is no State, which has its own setting.
+    Raises TypeError and ValueError for weights that a frame cannot carry.
+    """
+    if isinstance(old, State):
+        old.require_consistent()
+        state = old
+    elif old is None:
+        state = State(tiled=tiled, backend=backend, threads=threads)
+    else:
+        state = State.reading(old, tiled=tiled, backend=backend, threads=threads)
+    entries = plan_frame(state, new)
+    options = Options(select(backend), num_threads(threads), profile_index(profile))
+    return b"".join(EncodePass(state, entries, options, update=False).sections())
+
+
+class Encoder:
+    """Encodes versions against a state that it keeps up to date in the same pass.
+
+    Between `encode` and `commit` the way back is kept: at most 6 bytes per changed unit of 2
+    bytes (8 per unit of 4) or the changed blocks, whichever is less, plus the tensors that were
+    replaced or removed, plus 16 bytes per block. Tensors that are new, or no longer tied, get
+    memory of the state's own. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        state: State,
+        *,
+        profile: Profile = "auto",
+        backend: str | None = None,
+        threads: int | None = None,
+    ) -> None:
+        """An encoder over a state; back end and threads are those of the state if not given."""
+        self._state = state
+        self._options = Options(
+            state.backend if backend is None else select(backend),
+            state.threads if threads is None else num_threads(threads),
+            profile_index(profile),
+        )
+        self._pass: EncodePass | None = None
+        self._undo: Undo | None = None
+        self._stats = EncodeStats(0, 0, 0, 0, 0.0)
+
+    @property
+    def state(self) -> State:
+        """The state that the next version is encoded against."""
+        return self._state
+
+    @property
+    def stats(self) -> EncodeStats:
+        """What the newest version cost (so far)."""
+        return self._pass.stats if self._pass else self._stats
+
+    def encode(self, new: Weights) -> Iterator[bytes]:
+        """The sections of the frame for `new`, each as soon as it is known.
+
+        The state holds `new` once the iterator is exhausted; then commit or rollback.
+        Raises ValueError if the version before is neither committed nor rolled back, or if new
+        shares memory with the state; ChainError if the state is inconsistent; TypeError and
+        ValueError for weights that no frame can carry.
+        """
+        if self._undo is not None:
+            raise ValueError("the version before is still open: call commit() or rollback() first")
+        self._state.require_consistent()
+        if self._state.is_read_only:
+            raise ValueError("the state is read-only: make it with State.copy_of")
+        entries = plan_frame(self._state, new)
+        refuse_shared(self._state, entries)
+        undo = Undo(dict(self._state.slots))
+        one_pass = EncodePass(self._state, entries, self._options, update=True, undo=undo)
+        self._undo, self._pass = undo, one_pass
+        self._state.is_consistent = False
+        return one_pass.sections()
+
+    def commit(self) -> None:
+        """Forgets the way back: the next version is encoded against the newest one.
+
+        Raises ValueError if the newest frame is not complete.
+        """
+        if self._pass is not None and not self._pass.is_complete:
+            raise ValueError("the frame is not complete: take all sections, or call rollback()")
+        self._close()
+
+    def rollback(self) -> None:
+        """Puts the exact previous state back, after any number of sections; safe to repeat.
+
+        Raises GymfastError in the one case where it cannot: an interrupt (signal) between the
+        update of a block and the note of how to undo it. The state is then marked inconsistent.
+        """
+        if self._undo is not None:
+            self._undo.run(self._state, self._options)
+            self._state.is_consistent = True
+        self._close()
+
+    def _close(self) -> None:
+        self._stats = self.stats
+        if self._pass is not None:
+            self._pass.is_closed = True
+        self._undo = self._pass = None
