@@ -1,4 +1,4 @@
-"""The codec under address and undefined-behaviour sanitisers, with every instruction set of this CPU."""
+"""The codec under address and undefined-behaviour sanitisers, on every instruction set."""
 
 from __future__ import annotations
 
