@@ -9,6 +9,7 @@ syncs (reliability.md section 3). Folders are made and synced one by one, and ne
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import threading
 from collections.abc import Iterable, Iterator
@@ -19,12 +20,14 @@ from gymfast.errors import ConflictError, NotFoundError, StoreError
 from gymfast.stores import posix
 from gymfast.stores.base import Blob, check_key, check_prefix, check_range, chunks_of, is_key
 
+_log = logging.getLogger(__name__)
+
 # A live writer touches its temporary with every chunk. One that stalls for longer loses it and
 # fails with a clear error; a crashed one gives its space back.
 TEMPORARY_MAX_AGE_S = 3600.0
 
 _HINTS = {
-    errno.ENOSPC: "free space, or keep fewer versions",
+    errno.ENOSPC: "no room for data or for one more file: free space, or keep fewer versions",
     errno.EDQUOT: "the quota is used up: free space, or keep fewer versions",
     errno.EROFS: "the filesystem is mounted read-only",
     errno.EACCES: "check owner and mode of the folder",
@@ -207,7 +210,10 @@ class FileStore:
                 return
         if parent_fd is not None:
             os.fsync(parent_fd)
-        posix.sweep_temporaries(folder_fd, TEMPORARY_MAX_AGE_S)
+        try:
+            posix.sweep_temporaries(folder_fd, TEMPORARY_MAX_AGE_S)
+        except OSError as error:
+            _log.warning("%s: temporaries are not swept: %s", self.url, error)
         with self._lock:
             self._settled.add(identity)
 
