@@ -1,0 +1,94 @@
+// Ranks within a class back to positions: class masks of 64 words at a time, then a search by rank.
+
+namespace gymfast {
+namespace GYMFAST_NAMESPACE {
+
+// Masks and running counts of up to 64 words (4096 units).
+struct ClassWindow {
+  alignas(64) std::uint64_t masks[64][kNumClasses];
+  alignas(64) std::uint16_t before[65][kNumClasses];  // units of the class before the word
+
+  template <class T>
+  void fill(const T* units, std::size_t count, const BlockParams& p) {
+    std::size_t words = fill_whole_words(units, count, p);
+    for (std::size_t start = 64 * words; start < count; start += 64, ++words) {
+      T padded[64] = {};
+      std::uint8_t classes[64];
+      const std::size_t valid = std::min<std::size_t>(64, count - start);
+      std::memcpy(padded, units + start, valid * sizeof(T));
+      class_bytes64(padded, p.class_shift, p.class_base, classes);
+      class_masks64(classes, masks[words]);
+      for (int c = 0; c < kNumClasses; ++c) {
+        masks[words][c] &= low_bits(static_cast<unsigned>(valid));
+        before[words + 1][c] =
+            static_cast<std::uint16_t>(before[words][c] + popcount64(masks[words][c]));
+      }
+    }
+    // Words past the end are never chosen: no rank reaches their count.
+    std::memcpy(before[64], before[words], sizeof(before[64]));
+    for (; words < 64; ++words) std::memset(before[words], 0xFF, sizeof(before[words]));
+  }
+
+  std::uint32_t total(int c) const { return before[64][c]; }
+
+  // Position of the unit of class c with this rank in the window; rank < total(c).
+  std::uint32_t select(int c, std::uint32_t rank) const {
+    std::uint32_t word = 0;
+    for (std::uint32_t step = 32; step != 0; step >>= 1) {
+      word += before[word + step][c] <= rank ? step : 0;
+    }
+    return 64 * word + select64(masks[word][c], rank - before[word][c]);
+  }
+
+ private:
+  template <class T>
+  std::size_t fill_whole_words(const T* units, std::size_t count, const BlockParams& p) {
+    std::size_t words = 0;
+    std::memset(before[0], 0, sizeof(before[0]));
+#if GYMFAST_LEVEL == 2
+    if constexpr (sizeof(T) == 2) {
+      const ClassVectors vectors(p.class_shift, p.class_base);
+      __m512i sum0 = _mm512_setzero_si512(), sum1 = sum0;
+      for (; 64 * words + 64 <= count; ++words) {
+        const __m512i classes = vectors.classes(_mm512_loadu_si512(units + 64 * words),
+                                                _mm512_loadu_si512(units + 64 * words + 32));
+        __m512i mask0, mask1;
+        vectors.masks(classes, &mask0, &mask1);
+        _mm512_store_si512(masks[words], mask0);
+        _mm512_store_si512(masks[words] + 8, mask1);
+        sum0 = _mm512_add_epi64(sum0, _mm512_popcnt_epi64(mask0));
+        sum1 = _mm512_add_epi64(sum1, _mm512_popcnt_epi64(mask1));
+        _mm_store_si128(reinterpret_cast<__m128i*>(before[words + 1]), _mm512_cvtepi64_epi16(sum0));
+        _mm_store_si128(reinterpret_cast<__m128i*>(before[words + 1] + 8),
+                        _mm512_cvtepi64_epi16(sum1));
+      }
+      return words;
+    }
+#endif
+    std::uint8_t classes[64];
+    for (; 64 * words + 64 <= count; ++words) {
+      class_bytes64(units + 64 * words, p.class_shift, p.class_base, classes);
+      class_masks64(classes, masks[words]);
+      for (int c = 0; c < kNumClasses; ++c) {
+        before[words + 1][c] =
+            static_cast<std::uint16_t>(before[words][c] + popcount64(masks[words][c]));
+      }
+    }
+    return words;
+  }
+};
+
+// Units of each class in a block.
+template <class T>
+inline void count_classes(const T* units, std::size_t n, const BlockParams& p,
+                          std::uint32_t counts[kNumClasses]) {
+  ClassWindow window;
+  std::memset(counts, 0, kNumClasses * sizeof(std::uint32_t));
+  for (std::size_t i = 0; i < n; i += 4096) {
+    window.fill(units + i, std::min<std::size_t>(4096, n - i), p);
+    for (int c = 0; c < kNumClasses; ++c) counts[c] += window.total(c);
+  }
+}
+
+}  // namespace GYMFAST_NAMESPACE
+}  // namespace gymfast
