@@ -63,7 +63,9 @@ def encode_block(base: I64, new: I64, unit_bytes: int, params: BlockParams) -> t
     steps = steps_between(base[positions], new[positions], unit_bytes)
     changes = _Changes(positions, classes, steps)
     candidates = [
-        (mode, _encode_sparse(mode, changes)) for mode in sparse_candidates(params.profile, n, k)
+        (mode, _encode_sparse(mode, changes))
+        for mode in sparse_candidates(params.profile, n, k)
+        if params.has_base or 8 * k < n
     ]
     if unit_bytes > 1 and 4 * k >= n:
         candidates.append((Mode.DENSE, _encode_dense(base, new, unit_bytes, params.has_base)))
