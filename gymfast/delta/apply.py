@@ -1,0 +1,185 @@
+"""Applying frames in place to live tensors, and looking into frames without a base."""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from gymfast.delta.apply_live import Executor, LiveReceiver, build, check_writable
+from gymfast.delta.apply_plan import (
+    Action,
+    Step,
+    check_new_root,
+    plan_restore,
+    plan_steps,
+    unplanned,
+)
+from gymfast.delta.backends import select
+from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info, parse_frame
+from gymfast.delta.state import State, gather, num_threads
+from gymfast.errors import ChecksumError
+
+Frame = bytes | bytearray | memoryview
+_ROOT_MISMATCH = 63
+
+
+@dataclass(frozen=True)
+class ApplyReport:
+    """What applying a frame did; num_changed counts units, skipped names tensors already new."""
+
+    base_root: bytes
+    new_root: bytes
+    num_changed: int
+    num_tensors: int
+    skipped: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    replaced: tuple[str, ...] = ()
+
+
+def apply(
+    base: MutableMapping[str, Any] | State,
+    frame: Frame,
+    *,
+    backend: str = "auto",
+    threads: int | None = None,
+) -> ApplyReport:
+    """Turns base into the state that the frame describes, in place.
+
+    Tensors that change keep their memory; those added, replaced or removed change the mapping.
+    All sections, names, dtypes, shapes and digests are checked before the first write; tensors
+    that already are in the new state are skipped, so applying a frame twice is a no-op. A State
+    has its own back end and threads. Writes go past autograd and its version counters.
+    Raises FormatError (also as ChecksumError, CoverageError) for a frame that is damaged or made
+    for another base, ValueError for tensors that cannot be written in place, ChainError for a
+    state left inconsistent. Nothing was written then, unless the error says "inconsistent".
+    """
+    parsed = parse(frame)
+    receiver = _receiver(base, backend, threads)
+    state = receiver.state
+    state.require_consistent()
+    if state.owns_memory:
+        _untie(state, parsed)
+    steps = plan_steps(parsed, receiver)
+    check_writable(steps, state)
+    return _execute(parsed, state, steps, reset=False)
+
+
+def restore(
+    base: MutableMapping[str, Any] | State,
+    anchor: Frame,
+    *,
+    allow_new_names: bool = False,
+    backend: str = "auto",
+    threads: int | None = None,
+) -> ApplyReport:
+    """Makes base hold the state of an anchor, whatever its bytes were; heals inconsistent states.
+
+    Memory is kept where dtype and shape are the same. Names have to be the same on both sides,
+    unless allow_new_names says that tensors may appear and disappear.
+    Raises ChainError if the frame is a delta, CoverageError if names differ, FormatError if it is
+    damaged, ValueError for tensors that cannot be written in place.
+    """
+    parsed = parse(anchor)
+    receiver = _receiver(base, backend, threads)
+    state = receiver.state
+    steps = plan_restore(parsed, receiver, allow_new_names=allow_new_names)
+    gone = tuple(name for name in receiver.specs() if name not in {s.name for s in steps})
+    for step in steps:
+        if step.name in receiver.waiting:
+            receiver.take_unread(step.name, step.record.geometry)
+    check_writable(steps, state)
+    state.is_consistent = False
+    for name in gone:
+        state.slots.pop(name, None)
+        if state.mapping is not None:
+            del state.mapping[name]
+    return _execute(parsed, state, steps, reset=True, removed=gone)
+
+
+def parse(frame: Frame) -> ParsedFrame:
+    """The sections of a frame, all structural rules checked; block bodies are slices of it.
+
+    Raises FormatError with the number of the broken rule.
+    """
+    return parse_frame(frame)
+
+
+def inspect(frame: Frame) -> FrameInfo:
+    """What a frame says, tensor by tensor; every section is checked, no payload is decoded.
+
+    Raises FormatError with the number of the broken rule.
+    """
+    return frame_info(parse(frame))
+
+
+def verify(frame: Frame, *, backend: str = "auto", threads: int | None = None) -> FrameInfo:
+    """What a frame says, after all that can be checked without its base.
+
+    That is every section, the root of the new state, and the payloads of tensors that need no
+    base: an anchor is decoded completely. Holds one such tensor in memory at a time.
+    Raises FormatError with the number of the broken rule.
+    """
+    parsed = parse(frame)
+    check_new_root(parsed)
+    for step in unplanned(parsed):
+        if step.record.kind in (Kind.ADDED, Kind.REPLACED):
+            build(step, select(backend), num_threads(threads))
+    return frame_info(parsed)
+
+
+def _receiver(
+    base: MutableMapping[str, Any] | State, backend: str, threads: int | None
+) -> LiveReceiver:
+    if isinstance(base, State):
+        return LiveReceiver(base)
+    state = State(backend=backend, threads=threads)
+    state.owns_memory, state.mapping = False, base
+    return LiveReceiver(state, gather(base))
+
+
+def _untie(state: State, parsed: ParsedFrame) -> None:
+    """Own memory for names that are tied in a state of ours, and differ in the new state."""
+    finals = {name: digest for name, _, _, digest in parsed.new_entries()}
+    aliases = state.aliases
+    for record in parsed.tensors:
+        first = finals.get(aliases.get(record.name, ""))
+        if record.kind is Kind.DELTA and first not in (None, finals[record.name]):
+            state.untie(record.name)
+
+
+def _execute(
+    parsed: ParsedFrame,
+    state: State,
+    steps: list[Step],
+    *,
+    reset: bool,
+    removed: tuple[str, ...] = (),
+) -> ApplyReport:
+    known = set(state.slots)
+    executor = Executor(state, steps, reset=reset)
+    executor.run()
+    if state.root != parsed.end.new_root:
+        state.is_consistent = False
+        raise ChecksumError(
+            "the root of the new state is not the one of the frame: the base is now inconsistent; "
+            "restore it from an anchor (gymfast.delta.restore)",
+            _ROOT_MISMATCH,
+        )
+    state.is_consistent = True
+
+    def names(*actions: Action, known_before: bool) -> tuple[str, ...]:
+        found = (s.name for s in steps if s.action in actions)
+        return tuple(name for name in found if (name in known) is known_before)
+
+    return ApplyReport(
+        base_root=parsed.end.base_root,
+        new_root=parsed.end.new_root,
+        num_changed=executor.num_changed,
+        num_tensors=len(state.slots),
+        skipped=tuple(s.name for s in steps if s.action is Action.SKIP),
+        added=names(Action.BUILD, Action.TIE, known_before=False),
+        removed=removed + names(Action.REMOVE, known_before=True),
+        replaced=names(Action.BUILD, Action.TIE, known_before=True),
+    )

@@ -1,0 +1,207 @@
+"""Carries out the steps of a frame on live memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from gymfast.delta.apply_plan import Action, Spec, Step
+from gymfast.delta.backends import Backend
+from gymfast.delta.geometry import Geometry
+from gymfast.delta.records import Digest
+from gymfast.delta.state import Slot, State
+from gymfast.delta.tensors import Tensor, like, overlapping, why_not_live, zeros
+from gymfast.errors import ChecksumError, FormatError
+
+_RESULT_MISMATCH = 61
+
+
+class LiveReceiver:
+    """A state whose tensors may still wait for their first digest (an apply_plan.Receiver)."""
+
+    def __init__(self, state: State, waiting: dict[str, Tensor] | None = None) -> None:
+        """A receiver around a state; waiting tensors have no slot in it yet."""
+        self.state = state
+        self.owns_memory = state.owns_memory
+        self.waiting = waiting or {}
+        self._slots = {id(slot.tensor): slot for slot in state.slots.values()}
+
+    def specs(self) -> dict[str, Spec]:
+        """Dtype and shape of all tensors, by name."""
+        known = {name: slot.spec for name, slot in self.state.slots.items()}
+        return known | {name: (t.dtype, t.shape) for name, t in self.waiting.items()}
+
+    def digest(self, name: str, geometry: Geometry | None) -> Digest:
+        """Digest of a tensor; the geometry (if given) becomes that of its blocks."""
+        if name in self.waiting:
+            self._take(name, lambda tensor: self.state.slot_of(tensor, geometry))
+        if geometry is not None:
+            self.state.use_geometry(name, geometry)
+        return self.state.slots[name].digest
+
+    def memory(self, name: str) -> object:
+        """Equal for names that share their memory."""
+        waiting = self.waiting.get(name)
+        return id(self.state.slots[name].tensor if waiting is None else waiting)
+
+    def take_unread(self, name: str, geometry: Geometry) -> None:
+        """Makes a waiting tensor part of the state without a look at its bytes."""
+        rows = np.zeros((geometry.num_blocks, 2), np.uint64)
+        self._take(name, lambda tensor: Slot(tensor, geometry, rows))
+
+    def _take(self, name: str, make: Callable[[Tensor], Slot]) -> None:
+        tensor = self.waiting.pop(name)
+        slot = self._slots.get(id(tensor)) or make(tensor)
+        self._slots[id(tensor)] = self.state.slots[name] = slot
+
+
+def check_writable(steps: list[Step], state: State) -> None:
+    """Raises ValueError, before any write, if a tensor to be changed cannot be written in place."""
+    written = [s.name for s in steps if s.action in (Action.PATCH, Action.COPY)]
+    problems = [
+        f"{name!r} {why}" for name in written if (why := why_not_live(state.slots[name].tensor))
+    ]
+    if problems:
+        more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+        raise ValueError(
+            f"cannot be updated in place: {', '.join(problems[:3])}{more}; nothing was written; "
+            "pass contiguous writable tensors"
+        )
+    distinct = {id(slot): (name, slot.tensor) for name, slot in state.slots.items()}
+    pair = overlapping(distinct.values()) if written else None
+    if pair is not None:
+        raise ValueError(
+            f"tensors {pair[0]!r} and {pair[1]!r} share part of their memory, so that an update of "
+            "one would change the other: nothing was written; pass only one of them"
+        )
+
+
+class Executor:
+    """Carries out planned steps on a state; what has to be built is built before the first write.
+
+    `reset` is for anchors: memory that is kept starts from zeros.
+    """
+
+    def __init__(self, state: State, steps: list[Step], *, reset: bool) -> None:
+        self._state = state
+        self._steps = steps
+        self._reset = reset
+        self.num_changed = 0
+
+    def run(self) -> None:
+        """All steps. Raises ChecksumError if it fails half way: the state is then inconsistent."""
+        built = {s.name: self._build(s) for s in self._steps if s.action is Action.BUILD}
+        if not built and all(s.action in (Action.KEEP, Action.SKIP) for s in self._steps):
+            return
+        with _half_written(self._state):
+            for step in self._of(Action.PATCH):
+                self._patch(step)
+            self._state.slots.update(built)
+            for step in self._of(Action.COPY):
+                self._copy(step)
+            for step in self._of(Action.TIE):
+                self._state.slots[step.name] = self._state.slots[step.record.target]
+            for step in self._of(Action.REMOVE):
+                del self._state.slots[step.name]
+            if self._state.mapping is not None:
+                self._update_mapping(self._state.mapping)
+
+    def _of(self, action: Action) -> Iterator[Step]:
+        return (step for step in self._steps if step.action is action)
+
+    def _build(self, step: Step) -> Slot:
+        slot, num_changed = build(step, self._state.backend, self._state.threads)
+        self.num_changed += num_changed
+        return slot
+
+    def _patch(self, step: Step) -> None:
+        slot = self._state.slots[step.name]
+        if self._reset:
+            slot.tensor.data[:] = 0
+            slot.geometry = step.record.geometry
+            slot.rows = np.zeros((slot.geometry.num_blocks, 2), np.uint64)
+        self._state.use_geometry(step.name, step.record.geometry)
+        state = self._state
+        self.num_changed += write_blocks(slot, step, state.backend, state.threads)
+
+    def _copy(self, step: Step) -> None:
+        slot, target = self._state.slots[step.name], self._state.slots[step.record.target]
+        self.num_changed += int(np.count_nonzero(slot.tensor.data != target.tensor.data))
+        slot.tensor.data[:] = target.tensor.data
+        slot.geometry, slot.rows = target.geometry, target.rows.copy()
+
+    def _update_mapping(self, mapping: MutableMapping[str, Any]) -> None:
+        sample = next(iter(mapping.values()), np.zeros(0))
+        for step in self._of(Action.BUILD):
+            tensor = self._state.slots[step.name].tensor
+            mapping[step.name] = like(tensor, mapping.get(step.name, sample))
+        for step in self._of(Action.TIE):
+            mapping[step.name] = mapping[step.record.target]
+        for step in self._of(Action.REMOVE):
+            del mapping[step.name]
+
+
+def build(step: Step, backend: Backend, threads: int) -> tuple[Slot, int]:
+    """A new tensor, decoded from zeros, and the number of its units that are not zero.
+
+    Raises FormatError and ChecksumError if the blocks do not give the digest that END states.
+    """
+    geometry = step.record.geometry
+    rows = np.zeros((geometry.num_blocks, 2), np.uint64)
+    slot = Slot(zeros(*step.spec), geometry, rows)
+    return slot, write_blocks(slot, step, backend, threads)
+
+
+def write_blocks(slot: Slot, step: Step, backend: Backend, threads: int) -> int:
+    """Units changed, once all blocks of a step are in place and give the digest of END."""
+    num_changed = 0
+    with naming(step.name):
+        for section in step.blocks:
+            num_changed += backend.apply_blocks(
+                slot.tensor.data,
+                section.body,
+                slot.geometry,
+                step.params,
+                slot.rows,
+                section.first_block,
+                section.num_blocks,
+                threads,
+            )
+        check_result(slot.digest, step)
+    return num_changed
+
+
+def check_result(found: Digest, step: Step) -> None:
+    """Raises ChecksumError 61 if a tensor does not have the digest that END states (R28)."""
+    if found != step.final:
+        raise ChecksumError(
+            f"digest {found[0]:016x}{found[1]:016x} after all blocks, the frame says "
+            f"{step.final[0]:016x}{step.final[1]:016x}",
+            _RESULT_MISMATCH,
+        )
+
+
+@contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Puts the name of a tensor in front of the FormatErrors of a back end."""
+    try:
+        yield
+    except FormatError as error:
+        raise type(error)(f"tensor {name!r}: {error}", error.number) from error
+
+
+@contextmanager
+def _half_written(state: State) -> Iterator[None]:
+    state.is_consistent = False
+    try:
+        yield
+    except FormatError as error:
+        raise ChecksumError(
+            f"{error}; tensors were already written, so the base is now inconsistent: restore it "
+            "from an anchor (gymfast.delta.restore)",
+            error.number,
+        ) from error
+    state.is_consistent = True
