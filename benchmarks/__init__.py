@@ -1,0 +1,1 @@
+"""Benchmarks of gymfast: `python -m benchmarks delta`. See benchmarks/README.md."""

@@ -1,0 +1,152 @@
+"""The driver: `python -m benchmarks delta` measures, `python -m benchmarks report` makes tables."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from benchmarks.harness import MIN_ROUNDS, Driver, Settings
+
+SCHEMA = "gymfast-benchmarks/1"
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+
+
+def main(arguments: list[str]) -> int:
+    options = _parser().parse_args(arguments)
+    return int(options.run(options))
+
+
+def run_delta(options: argparse.Namespace) -> int:
+    from benchmarks.environment import environment, missing_packages
+    from benchmarks.report import tables, write_csv
+    from benchmarks.targets import check_targets
+
+    if missing := missing_packages():
+        print(
+            f"benchmarks need {', '.join(missing)}: pip install 'gymfast[bench]'", file=sys.stderr
+        )
+        return 2
+    import pytest
+
+    driver = Driver(_settings(options))
+    cases = Path(__file__).with_name("cases")
+    command = ["-c", str(cases / "pytest.ini"), f"--rootdir={cases}", str(cases / "delta.py")]
+    # Peers that start threads of their own get one, like gymfast; its rows say how many they use.
+    os.environ |= {"OMP_NUM_THREADS": "1", "BLOSC_NTHREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
+    with contextlib.redirect_stdout(sys.stderr):
+        status = int(pytest.main(command, plugins=[driver]))
+    stamp = environment() | {"command": f"python -m benchmarks {' '.join(sys.argv[1:])}"}
+    targets = check_targets(driver.rows)
+    if options.csv:
+        write_csv(options.csv, driver.rows, stamp)
+    if options.json:
+        document = {
+            "schema": SCHEMA,
+            "environment": stamp,
+            "settings": asdict(driver.settings),
+            "rows": [row.as_dict() for row in driver.rows],
+            "targets": [asdict(target) for target in targets],
+        }
+        print(json.dumps(document, indent=1))
+    else:
+        print(tables(driver.rows, stamp, targets))
+    return status
+
+
+def run_report(options: argparse.Namespace) -> int:
+    from benchmarks.report import insert, read_csv, tables
+    from benchmarks.targets import check_targets
+
+    rows, stamp = read_csv(options.csv)
+    text = tables(rows, stamp, check_targets(rows))
+    if options.readme:
+        insert(options.readme, text)
+    else:
+        print(text)
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    settings = Settings.quick() if options.quick else Settings()
+    given = {
+        "size_bytes": options.size,
+        "densities": options.density,
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "codecs": options.codecs,
+        "data": options.data,
+        "masters": options.masters,
+        "seed": options.seed,
+        "is_cold": False if options.hot else None,
+    }
+    return replace(settings, **{name: value for name, value in given.items() if value is not None})
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    commands = parser.add_subparsers(required=True)
+    delta = commands.add_parser("delta", help="the delta codec beside its peers and plain copies")
+    delta.set_defaults(run=run_delta)
+    delta.add_argument("--json", action="store_true", help="JSON on standard output, no tables")
+    delta.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
+    delta.add_argument("--quick", action="store_true", help="64 MiB, 1 %%, one thread")
+    delta.add_argument("--size", type=_size, help="bytes of the state, as 1GiB (the default)")
+    delta.add_argument(
+        "--density",
+        type=_percentages,
+        metavar="P,...",
+        help="percentages of changed elements (default 0.1,1,3,10,40,100)",
+    )
+    delta.add_argument("--threads", type=_numbers, metavar="N,...", help="default 1,2")
+    delta.add_argument("--rounds", type=_rounds, help=f"samples per row, at least {MIN_ROUNDS}")
+    delta.add_argument(
+        "--codecs",
+        type=_words,
+        metavar="NAME,...",
+        help="only codecs whose name holds one of these",
+    )
+    delta.add_argument("--data", type=_words, metavar="KIND,...", help="generator, trained, pairs")
+    delta.add_argument(
+        "--masters", choices=("dithered", "grid"), help="see gymfast.testing.weights"
+    )
+    delta.add_argument("--seed", type=int)
+    delta.add_argument("--hot", action="store_true", help="do not evict the caches between samples")
+    report = commands.add_parser("report", help="tables from a CSV, to the screen or a README")
+    report.set_defaults(run=run_report)
+    report.add_argument("csv", type=Path)
+    report.add_argument(
+        "--readme", type=Path, metavar="FILE", help="replace the text at the markers"
+    )
+    return parser
+
+
+def _size(text: str) -> int:
+    number = text.rstrip("BKMGi")
+    return int(float(number) * _UNITS[text[len(number) :]])
+
+
+def _rounds(text: str) -> int:
+    if int(text) < MIN_ROUNDS:
+        raise argparse.ArgumentTypeError(f"{text} is less than {MIN_ROUNDS}")
+    return int(text)
+
+
+def _percentages(text: str) -> tuple[float, ...]:
+    return tuple(float(part) / 100 for part in text.split(","))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split(","))
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

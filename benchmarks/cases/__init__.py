@@ -1,0 +1,1 @@
+"""The cases: pytest-benchmark tests, one file per area."""
