@@ -181,25 +181,25 @@ Status parse_table(const BlockRun& run, std::span<const std::uint8_t> body,
                    std::vector<TableEntry>* table) {
   std::size_t at = 0;
   std::uint64_t sum = 0;
-  if (run.num_blocks > body.size()) return fail(Error::kPayloadLength, run.first_block);
+  if (run.num_blocks > body.size()) return fail(Error::kBadEncoding, run.first_block);
   table->resize(static_cast<std::size_t>(run.num_blocks));
   for (std::size_t i = 0; i < table->size(); ++i) {
     const std::uint64_t block = run.first_block + i;
     TableEntry& entry = (*table)[i];
-    if (at >= body.size()) return fail(Error::kPayloadLength, block);
+    if (at >= body.size()) return fail(Error::kBadEncoding, block);
     const unsigned mode = body[at++];
     if (mode > static_cast<unsigned>(Mode::kRaw)) return fail(Error::kBadMode, block, mode);
     entry.mode = static_cast<Mode>(mode);
     if (entry.mode == Mode::kUnchanged) continue;
     std::uint64_t size = 0;
     for (unsigned shift = 0;; shift += 7) {
-      if (at >= body.size()) return fail(Error::kPayloadLength, block);
+      if (at >= body.size()) return fail(Error::kBadEncoding, block);
       const unsigned byte = body[at++];
       if (shift > 49 || (byte == 0 && shift != 0)) return fail(Error::kBadEncoding, block);
       size |= std::uint64_t{byte & 127u} << shift;
       if (byte < 128) break;
     }
-    if (body.size() - at < 4) return fail(Error::kPayloadLength, block);
+    if (body.size() - at < 4) return fail(Error::kBadEncoding, block);
     std::memcpy(&entry.check, body.data() + at, 4);
     at += 4;
     entry.size = static_cast<std::size_t>(size);

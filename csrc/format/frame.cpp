@@ -190,19 +190,19 @@ void check_block_table(const BlocksView& blocks, unsigned unit_bytes, Fields& ou
                        bool* has_change) {
   const Bytes body = blocks.table_and_payloads;
   if (blocks.num_blocks > body.size()) {
-    return outer.set(Error::kPayloadLength, body.size(), blocks.num_blocks);
+    return outer.set(Error::kBadEncoding, body.size(), blocks.num_blocks);
   }
   Fields fields(body, blocks.offset);
   std::uint64_t sum = 0;
   for (std::uint64_t i = 0; i < blocks.num_blocks; ++i) {
     const unsigned mode = fields.u8();
-    if (!fields.status().is_ok()) return outer.set(Error::kPayloadLength);
+    if (!fields.status().is_ok()) return outer.set(Error::kBadEncoding);
     if (mode > 5 || (mode == 4 && unit_bytes == 1)) return outer.set(Error::kBadMode, mode);
     if (mode == 0) continue;
     *has_change = true;
     const std::uint64_t size = fields.varint();
     fields.take(4);
-    if (!fields.status().is_ok()) return outer.set(Error::kPayloadLength);
+    if (!fields.status().is_ok()) return outer.set(Error::kBadEncoding);
     if (size > body.size() - sum) return outer.set(Error::kPayloadLength, size, body.size());
     sum += size;
   }
