@@ -9,6 +9,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
 
+# Two builds at a time in one folder would spoil each other.
+LOCK := $(if $(shell command -v flock),flock build/.lock)
+
 CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
 # The requirements of a dependency group or extra (older pips have no --group); "build" brings those of the package.
 define REQUIREMENTS
@@ -49,7 +52,8 @@ $(VENV)/.torch: $(VENV)/.created
 	@touch $@
 
 $(VENV)/.built: CMakeLists.txt pyproject.toml $(CPP) $(VENV)/.group-build
-	$(PIP) install -qq --no-build-isolation --no-deps --editable .
+	@mkdir -p build
+	$(LOCK) $(PIP) install -qq --no-build-isolation --no-deps --editable .
 	@touch $@
 
 build: $(VENV)/.built
