@@ -251,8 +251,10 @@ NB_MODULE(_core, m) {
   m.def("cpu_target", [] { return std::string(kernels().name); },
         "The instruction set in use: GYMFAST_CPU, a forced one, or the fastest.");
   m.def("force_cpu_target", &force_cpu_target, "name"_a.none(),
+        nb::sig("def force_cpu_target(name: str | None) -> None"),
         "Forces an instruction set for this process; None gives the default back.");
-  m.def("check64", &check64, "fold64 of the digest of the concatenation of the parts.");
+  m.def("check64", &check64, nb::sig("def check64(*parts: bytes | bytearray | memoryview) -> int"),
+        "fold64 of the digest of the concatenation of the parts.");
   m.def("class_params", &class_params, "base"_a, "unit_bytes"_a,
         "class_shift and class_base of a base tensor (docs/wire-format.md section 10).");
   m.def("parse_frame", &parse_frame, "buffer"_a,

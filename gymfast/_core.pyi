@@ -1,0 +1,46 @@
+"""The native codec of gymfast: frames, blocks and digests on the CPU."""
+
+from typing import Annotated, Any
+
+import numpy
+import numpy.typing
+from numpy.typing import NDArray
+
+
+def cpu_targets() -> list[str]:
+    """Instruction sets that run here, slowest first."""
+
+def cpu_target() -> str:
+    """The instruction set in use: GYMFAST_CPU, a forced one, or the fastest."""
+
+def force_cpu_target(name: str | None) -> None:
+    """
+    Forces an instruction set for this process; None gives the default back.
+    """
+
+def check64(*parts: bytes | bytearray | memoryview) -> int:
+    """fold64 of the digest of the concatenation of the parts."""
+
+def class_params(base: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], unit_bytes: int) -> tuple[int, int]:
+    """
+    class_shift and class_base of a base tensor (docs/wire-format.md section 10).
+    """
+
+def parse_frame(buffer: bytes | bytearray | memoryview) -> tuple[int, bytes, bytes, tuple[tuple[Any, ...], ...]]:
+    """
+    Profile, base_root, new_root and tensors of a frame, after rules R1..R22.
+    """
+
+def digest_blocks(data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, threads: int, first_block: int = 0, num_blocks: int = -1) -> Annotated[NDArray[numpy.uint64], dict(shape=(None, 2), order='C')]:
+    """Partial digests of all blocks or of a range, [num_blocks, 2]."""
+
+def encode_blocks(base: numpy.typing.NDArray[numpy.uint8], new: numpy.typing.NDArray[numpy.uint8], num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, profile: int, class_shift: int, class_base: int, has_base: bool, digests: numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, update: bool, undo: bool, threads: int) -> tuple[bytes, int, bytes]:
+    """
+    Body of a BLOCKS section, units changed and the undo log; see backends.Backend.
+    """
+
+def rollback_blocks(base: numpy.typing.NDArray[numpy.uint8], undo: bytes, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int) -> None:
+    """Puts back what base held before the encode_blocks that returned undo."""
+
+def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearray | memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, class_shift: int, class_base: int, has_base: bool, digests: numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, threads: int) -> int:
+    """Units changed; a block is written only after its check matched."""
