@@ -30,3 +30,14 @@ threads_option = click.option(
 force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
 run_option = click.option("--run", required=True, metavar="RUN", help="Name of the run.")
 store_argument = click.argument("store", metavar="STORE")
+key_option = click.option(
+    "--key-file",
+    type=EXISTING_FILE,
+    metavar="FILE",
+    help="Key that signs the records: the bytes of FILE, at least 16.",
+)
+
+
+def read_key(path: Path | None) -> bytes | None:
+    """The key in a file, without the newline that editors add; None without a file."""
+    return None if path is None else path.read_bytes().rstrip(b"\r\n")

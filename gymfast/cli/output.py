@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Concatenate, ParamSpec, Protocol
+from typing import Concatenate, NoReturn, ParamSpec, Protocol
 
 import click
 
@@ -52,6 +52,11 @@ class Output:
             print(text, file=sys.stderr, flush=True)
         except OSError:
             self._has_progress = False
+
+    def fail(self, message: str, exit_code: int) -> NoReturn:
+        """End the command after its result was printed: a message on stderr and the exit code."""
+        self.remark(f"Error: {message}")
+        raise click.exceptions.Exit(exit_code)
 
     @contextmanager
     def progress(self, label: str) -> Iterator[Advance]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +21,8 @@ def check_base(path: Path, info: FrameInfo, entries: Iterator[Entry]) -> bytes:
 
     Raises CoverageError or ChecksumError that names the first tensor that differs.
     """
-    expected = {t.name: t.base_digest for t in info.tensors if t.base_digest is not None}
+    digests = {t.name: t.base_digest for t in info.tensors}
+    expected = {name: digest for name, digest in digests.items() if digest is not None}
     maybe = {t.name for t in info.tensors if t.status == "alias"}
     text = f"{path} is not the base of this frame"
     return _check(text, expected, maybe, entries, (info.base_root, _BASE_MISMATCH))
@@ -37,7 +38,7 @@ def check_result(path: Path, info: FrameInfo, entries: Iterator[Entry]) -> bytes
 
 def _check(
     text: str,
-    expected: dict[str, Digest | None],
+    expected: Mapping[str, Digest | None],
     maybe: set[str],
     entries: Iterator[Entry],
     wanted: tuple[bytes, int],
@@ -74,7 +75,22 @@ def read_entries(
     path: Path, threads: int | None, advance: Callable[[int, int], None]
 ) -> Iterator[Entry]:
     """Name, dtype, shape and digest of every tensor of a checkpoint, read one after the other."""
-    raise NotImplementedError
+    from gymfast.delta.backends import select
+    from gymfast.delta.geometry import plan_geometry
+    from gymfast.delta.safetensors_files import Checkpoint
+    from gymfast.delta.state import digest_of, num_threads
+
+    backend = select()
+    with Checkpoint.open(path) as checkpoint:
+        total = sum(checkpoint.spec(name).num_bytes for name in checkpoint.names)
+        done = 0
+        for name in checkpoint.names:
+            tensor = checkpoint.read(name)
+            geometry = plan_geometry(tensor.dtype, tensor.shape)
+            rows = backend.digest_blocks(tensor.data, geometry, num_threads(threads))
+            yield name, tensor.dtype, tensor.shape, digest_of(rows)
+            done += tensor.num_bytes
+            advance(done, total)
 
 
 def _unknown(name: str, known: list[str]) -> str:

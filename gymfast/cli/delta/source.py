@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gymfast.delta.records import MAGIC
-from gymfast.errors import FormatError
+from gymfast.errors import FormatError, NotFoundError
 
 _BAD_MAGIC = 10
-_FRAME_START = MAGIC[:-1]  # without the format version, which the parser judges
+_FRAME_START = b"GFDF\r\n\x1a"  # without the format version, which the parser judges
 _TORCH = "as torch.save writes it; gymfast never unpickles: save the weights as safetensors"
 _FOREIGN = (
     (b"PK\x03\x04", f"a zip archive, {_TORCH}"),
@@ -16,7 +15,6 @@ _FOREIGN = (
     (b"\x28\xb5\x2f\xfd", "zstd data: decompress it first"),
     (b"GFDF", "a frame that a text-mode transfer has damaged: copy it again, as binary"),
 )
-_INDEX = "model.safetensors.index.json"
 
 
 def read_frame(path: Path) -> bytes:
@@ -41,7 +39,7 @@ def check_frame(path: Path) -> None:
 def check_checkpoint(path: Path) -> None:
     """Refuse a file that is plainly no safetensors file, or a directory without one, unread.
 
-    Raises FormatError that says what the file looks like.
+    Raises FormatError or NotFoundError that says what is there.
     """
     if path.is_dir():
         _check_directory(path)
@@ -53,13 +51,13 @@ def check_checkpoint(path: Path) -> None:
 
 
 def _check_directory(path: Path) -> None:
-    if (path / _INDEX).exists() or (path / "model.safetensors").exists():
+    names = sorted(p.name for p in path.iterdir())
+    if any(name.endswith((".safetensors", ".safetensors.index.json")) for name in names):
         return
-    others = sorted(p.name for p in path.iterdir())
-    found = ", ".join(others[:3]) + (f" and {len(others) - 3} more" if len(others) > 3 else "")
-    raise FormatError(
-        f"{path} is no checkpoint: it holds {found or 'nothing'}, expected {_INDEX} with the "
-        "shards it names, or model.safetensors"
+    found = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    raise NotFoundError(
+        f"{path} is no checkpoint: it holds {found or 'nothing'}, expected "
+        "model.safetensors.index.json with its shards, or one safetensors file"
     )
 
 
