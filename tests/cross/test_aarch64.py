@@ -25,7 +25,8 @@ def _run(*command: str | Path) -> str:
 
 
 def _build(folder: Path, *options: str) -> Path:
-    _run(CMAKE, "-S", ROOT, "-B", folder, "-DGYMFAST_TESTS=ON", *options)
+    strict = ("-DGYMFAST_TESTS=ON", "-DGYMFAST_WARNINGS_AS_ERRORS=ON")
+    _run(CMAKE, "-S", ROOT, "-B", folder, *strict, *options)
     _run(CMAKE, "--build", folder, "--parallel", "2", "--target", "print_blocks")
     return folder / "print_blocks"
 
