@@ -24,22 +24,23 @@ def encode_varint(value: int) -> bytes:
 
 
 def decode_varint(
-    data: Buffer, at: int, *, what: str, cut_number: int = BAD_ENCODING
+    data: Buffer, at: int, *, what: str, number: int = BAD_ENCODING
 ) -> tuple[int, int]:
     """The value at offset `at` and the offset behind it; `what` names the field in errors.
 
-    Raises FormatError 25 if it is too long or above 2^64-1 (R10), cut_number if data ends.
+    Raises FormatError with this number if data ends, or the varint is longer than needed or
+    above 2^64-1 (R10; in payloads R25).
     """
     value = 0
     for i in range(10):
         if at + i >= len(data):
-            raise FormatError(f"{what}: varint at byte {at} is cut off", cut_number)
+            raise FormatError(f"{what}: varint at byte {at} is cut off", number)
         byte = data[at + i]
         value |= (byte & 0x7F) << 7 * i
         if byte < 0x80:
             if i and byte == 0:
-                raise FormatError(f"{what}: varint at byte {at} is not the shortest", BAD_ENCODING)
+                raise FormatError(f"{what}: varint at byte {at} is not the shortest", number)
             if value >= 2**64:
                 break
             return value, at + i + 1
-    raise FormatError(f"{what}: varint at byte {at} is above 2^64-1", BAD_ENCODING)
+    raise FormatError(f"{what}: varint at byte {at} is too long", number)

@@ -181,7 +181,7 @@ def test_R10_a_body_that_ends_inside_its_fields(parse) -> None:
         assert_refused(parse, one(section(TENSOR, body[:size])), 25)
     body = blocks_body([RAW_BLOCK, RAW_BLOCK])
     for size in range(3 + 12):
-        assert_refused(parse, one(two_blocks(), section(BLOCKS, body[:size])), 25)
+        assert_refused(parse, one(two_blocks(), section(BLOCKS, body[:size])), 25, 52)
     sections = [header(), tensor()]
     body = end_body(sections, [row(2, D)])
     for size in range(72, len(body)):

@@ -113,7 +113,7 @@ class ReferenceBackend:
         """See Backend; every block of the section is decoded and checked before the first write."""
         unit_bytes = geometry.unit_bytes
         units = unit_view(_checked(data, geometry), unit_bytes)
-        _check_range(geometry, first_block, num_blocks)
+        _check_range(geometry, first_block, num_blocks, least=1)
         table = read_block_table(body, num_blocks, unit_bytes, where=f"blocks from {first_block}")
         rows = digests[first_block : first_block + num_blocks].copy()
         writes: list[tuple[I64, I64]] = []
@@ -160,8 +160,8 @@ def _check_result(block: int, digest: NDArray[np.uint64], stated: int) -> None:
         )
 
 
-def _check_range(geometry: Geometry, first_block: int, num_blocks: int) -> None:
-    if first_block < 0 or num_blocks < 1 or first_block + num_blocks > geometry.num_blocks:
+def _check_range(geometry: Geometry, first_block: int, num_blocks: int, least: int = 0) -> None:
+    if first_block < 0 or num_blocks < least or first_block + num_blocks > geometry.num_blocks:
         raise FormatError(
             f"{num_blocks} blocks from {first_block}, the tensor has {geometry.num_blocks}",
             _BAD_BLOCK_INDEX,

@@ -30,7 +30,7 @@ def decode_block(
 ) -> I64:
     """The new units of a block whose base units are given.
 
-    Raises FormatError for R4, R10, R21 and R23..R25.
+    Raises FormatError for R4, R21 and R23..R25.
     """
     if mode is Mode.UNCHANGED:
         return base
@@ -185,7 +185,7 @@ class _SparseDecoder:
         return bytes(self._payload[self._at - num_bytes : self._at])
 
     def _count(self, name: str, most: int) -> int:
-        count, self._at = decode_varint(self._payload, self._at, what=name, cut_number=_STREAM)
+        count, self._at = decode_varint(self._payload, self._at, what=name, number=_STREAM)
         if not 1 <= count <= most:
             raise FormatError(f"{name} {count}, expected 1..{most}", _COUNT)
         return count
