@@ -33,7 +33,7 @@ class SparseReader {
   Error read_positions(std::uint32_t limit, PositionGroup* group) {
     const std::uint64_t k = header_.varint();
     const unsigned p = header_.u8();
-    if (!header_.ok) return Error::kStreamLength;
+    if (!header_.is_ok()) return header_.error;
     if (p >> 6 != 0) return Error::kReservedNotZero;
     if (k == 0 || k > limit) return Error::kCountRange;
     group->count = static_cast<std::uint32_t>(k);
@@ -64,7 +64,7 @@ class SparseReader {
       if (error != Error::kOk) return error;
       low_bits_ += std::uint64_t{group->num_flips} * group->flip_low_bits;
     }
-    return header_.ok ? Error::kOk : Error::kStreamLength;
+    return header_.error;
   }
 
   unsigned read_mask() {
@@ -72,7 +72,7 @@ class SparseReader {
     return low | header_.u8() << 8;
   }
   std::uint64_t read_count() { return header_.varint(); }
-  bool is_header_ok() const { return header_.ok; }
+  Error header_error() const { return header_.error; }
   // Looks at the coming PosGroup without reading it.
   bool is_next_inverted() const {
     HeaderReader ahead = header_;
@@ -84,7 +84,7 @@ class SparseReader {
   Error open_streams(std::uint64_t num_changes) {
     const std::uint64_t low_bytes = (low_bits_ + 7) / 8, sign_bytes = (num_changes + 7) / 8;
     const std::uint64_t left = job_.payload_bytes - header_.used;
-    if (!header_.ok || low_bytes > left || sign_bytes > left - low_bytes) {
+    if (low_bytes > left || sign_bytes > left - low_bytes) {
       return Error::kStreamLength;
     }
     lows_ = job_.payload + header_.used;
@@ -156,7 +156,7 @@ class SparseReader {
   Error read_list(std::uint32_t count, std::uint32_t* size, unsigned* low_bits) {
     const std::uint64_t m = header_.varint();
     const unsigned g = header_.u8();
-    if (!header_.ok) return Error::kStreamLength;
+    if (!header_.is_ok()) return header_.error;
     if (g >> 5 != 0) return Error::kReservedNotZero;
     if (m == 0 || m > count) return Error::kCountRange;
     *size = static_cast<std::uint32_t>(m);
@@ -213,8 +213,8 @@ inline Error unpack_fast(const ApplyJob& job, Scratch& s, std::uint32_t* count) 
 template <class T>
 inline unsigned read_class_mask(SparseReader<T>& reader, Error* error) {
   const unsigned mask = reader.read_mask();
-  *error = !reader.is_header_ok() ? Error::kStreamLength
-                                  : (mask == 0 ? Error::kCountRange : Error::kOk);
+  *error = reader.header_error();
+  if (*error == Error::kOk && mask == 0) *error = Error::kCountRange;
   return *error == Error::kOk ? mask : 0;
 }
 
@@ -233,7 +233,7 @@ inline Error unpack_balanced(const ApplyJob& job, Scratch& s, std::uint32_t* cou
     starts[c + 1] = starts[c];
     if ((mask >> c & 1) == 0) continue;
     const std::uint64_t k = reader.read_count();
-    if (!reader.is_header_ok()) return Error::kStreamLength;
+    if (reader.header_error() != Error::kOk) return reader.header_error();
     if (k == 0 || k > positions.count - starts[c]) return Error::kCountRange;
     error = reader.read_values(static_cast<std::uint32_t>(k), &groups[c]);
     if (error != Error::kOk) return error;
@@ -292,7 +292,11 @@ inline Error select_positions(const ApplyJob& job, Scratch& s, const std::uint32
     }
   }
   *count = k;
-  return k == starts[kNumClasses] ? Error::kOk : Error::kPositionRange;
+  if (k == starts[kNumClasses]) return Error::kOk;
+  for (int c = 0; c < kNumClasses; ++c) {  // first_rank[c] is n_c by now
+    if (starts[c + 1] - starts[c] > first_rank[c]) return Error::kCountRange;
+  }
+  return Error::kPositionRange;
 }
 
 // Leaves positions in s.index and codes in s.after; order: by window, then class, then position.

@@ -193,9 +193,11 @@ Status parse_table(const BlockRun& run, std::span<const std::uint8_t> body,
     if (entry.mode == Mode::kUnchanged) continue;
     std::uint64_t size = 0;
     for (unsigned shift = 0;; shift += 7) {
-      if (at >= body.size()) return fail(Error::kBadEncoding, block);
+      if (at >= body.size() || shift > 63) return fail(Error::kBadEncoding, block);
       const unsigned byte = body[at++];
-      if (shift > 49 || (byte == 0 && shift != 0)) return fail(Error::kBadEncoding, block);
+      if ((byte == 0 && shift != 0) || (shift == 63 && byte > 1)) {
+        return fail(Error::kBadEncoding, block);
+      }
       size |= std::uint64_t{byte & 127u} << shift;
       if (byte < 128) break;
     }
@@ -203,8 +205,7 @@ Status parse_table(const BlockRun& run, std::span<const std::uint8_t> body,
     std::memcpy(&entry.check, body.data() + at, 4);
     at += 4;
     entry.size = static_cast<std::size_t>(size);
-    sum += size;
-    if (sum > body.size()) return fail(Error::kPayloadLength, block, sum, body.size());
+    if (__builtin_add_overflow(sum, size, &sum)) sum = ~std::uint64_t{0};
   }
   if (sum != body.size() - at) {
     return fail(Error::kPayloadLength, run.first_block, body.size() - at, sum);
@@ -377,6 +378,7 @@ Status apply_run(const BlockRun& run, std::span<const std::uint8_t> body, std::u
   *num_changed = 0;
   Status status = check_run(run);
   if (!status.is_ok()) return status;
+  if (run.num_blocks == 0) return fail(Error::kBadBlockIndex, run.first_block);
   std::vector<TableEntry> table;
   status = parse_table(run, body, &table);
   if (!status.is_ok()) return status;

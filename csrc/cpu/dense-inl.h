@@ -120,9 +120,8 @@ inline Error decode_dense(const ApplyJob& job, T* result) {
   HeaderReader header{job.payload, job.payload_bytes};
   const unsigned flags = header.u8();
   const unsigned num_symbols = header.u8() + 1;
-  if (!header.ok || header.used + num_symbols + 1 > header.size) return Error::kStreamLength;
+  if (!header.is_ok() || header.used + num_symbols + 1 > header.size) return Error::kStreamLength;
   if (flags > 1) return Error::kReservedNotZero;
-  if (flags == 1 && !job.params.has_base) return Error::kBadMode;
   std::uint8_t symbols[256];
   bool seen[256] = {};
   for (unsigned i = 0; i < num_symbols; ++i) {
@@ -131,7 +130,7 @@ inline Error decode_dense(const ApplyJob& job, T* result) {
     seen[symbols[i]] = true;
   }
   const unsigned l = header.u8();
-  if (!header.ok) return Error::kStreamLength;
+  if (!header.is_ok()) return header.error;
   if (l > 7) return Error::kCountRange;
   const std::uint64_t low_bits = std::uint64_t{n} * l;
   const std::size_t low_bytes = static_cast<std::size_t>((low_bits + 7) / 8);

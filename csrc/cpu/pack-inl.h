@@ -200,31 +200,29 @@ inline unsigned varint_bytes(std::uint64_t value) {
   return count;
 }
 
-// Reader of small header fields; `ok` turns false at the end or at a non-minimal varint.
+// Reader of small header fields; the first failure sticks.
 struct HeaderReader {
   const std::uint8_t* data;
   std::size_t size;
   std::size_t used = 0;
-  bool ok = true;
+  Error error = Error::kOk;
 
+  bool is_ok() const { return error == Error::kOk; }
   unsigned u8() {
-    if (used >= size) {
-      ok = false;
-      return 0;
-    }
-    return data[used++];
+    if (used < size) return data[used++];
+    if (is_ok()) error = Error::kStreamLength;
+    return 0;
   }
   std::uint64_t varint() {
     std::uint64_t value = 0;
-    for (unsigned shift = 0; shift < 35; shift += 7) {
+    for (unsigned shift = 0; shift < 70; shift += 7) {
       const unsigned byte = u8();
+      if (!is_ok()) return 0;
+      if ((byte == 0 && shift != 0) || (shift == 63 && byte > 1)) break;
       value |= std::uint64_t{byte & 127u} << shift;
-      if (byte < 128) {
-        ok = ok && (byte != 0 || shift == 0);
-        return value;
-      }
+      if (byte < 128) return value;
     }
-    ok = false;
+    error = Error::kStreamLength;
     return 0;
   }
 };

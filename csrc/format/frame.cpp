@@ -203,8 +203,7 @@ void check_block_table(const BlocksView& blocks, unsigned unit_bytes, Fields& ou
     const std::uint64_t size = fields.varint();
     fields.take(4);
     if (!fields.status().is_ok()) return outer.set(Error::kBadEncoding);
-    if (size > body.size() - sum) return outer.set(Error::kPayloadLength, size, body.size());
-    sum += size;
+    if (__builtin_add_overflow(sum, size, &sum)) sum = ~std::uint64_t{0};
   }
   const std::size_t left = fields.rest().size();
   if (left != sum) outer.set(Error::kPayloadLength, left, sum);
