@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -59,6 +60,7 @@ class Row:
     gbps: float = 0.0
     copy_gbps: float = 0.0
     copy_ratio: float = 0.0
+    copy_ratio_cpu: float = 0.0
     frame_bytes: int = 0
     saving: float = 0.0
     bits_per_change: float = 0.0
@@ -80,7 +82,7 @@ class Row:
         return cls(**{f.name: kinds[str(f.type)](text[f.name]) for f in fields(cls)})
 
 
-@dataclass
+@dataclass(eq=False)
 class Driver:
     """What the command line and the cases share: the settings, and the rows so far."""
 
@@ -102,10 +104,16 @@ class Samples:
     wall_s: list[float] = field(default_factory=list)
     cpu_s: list[float] = field(default_factory=list)
     copy_s: list[float] = field(default_factory=list)
+    copy_cpu_s: list[float] = field(default_factory=list)
+
+    def last(self, count: int) -> Samples:
+        """The newest ones: those before are the warm-up."""
+        return Samples(*(getattr(self, part.name)[-count:] for part in fields(self)))
 
     def summary(self, raw_bytes: int, copy_bytes: int) -> dict[str, Any]:
         """The timing columns; gbps counts raw bytes of BF16, 1 GB = 10^9 bytes."""
         wall, copy = float(np.median(self.wall_s)), float(np.median(self.copy_s))
+        cpu, copy_cpu = float(np.median(self.cpu_s)), float(np.median(self.copy_cpu_s))
         gbps, copy_gbps = raw_bytes / 1e9 / wall, copy_bytes / 1e9 / copy
         return {
             "raw_bytes": raw_bytes,
@@ -113,10 +121,11 @@ class Samples:
             "wall_s": wall,
             "wall_p10_s": float(np.percentile(self.wall_s, 10)),
             "wall_p90_s": float(np.percentile(self.wall_s, 90)),
-            "cpu_s": float(np.median(self.cpu_s)),
+            "cpu_s": cpu,
             "gbps": gbps,
             "copy_gbps": copy_gbps,
             "copy_ratio": gbps / copy_gbps,
+            "copy_ratio_cpu": raw_bytes / max(cpu, 1e-9) * copy_cpu / copy_bytes,
         }
 
 
@@ -134,25 +143,27 @@ class Timer:
 
         def prepare() -> None:
             reset()
-            start = time.perf_counter()
-            self._copy()
-            samples.copy_s.append(time.perf_counter() - start)
+            with _clock(samples.copy_s, samples.copy_cpu_s):
+                self._copy()
             if self._settings.is_cold:
                 self._flush += 1  # evicts what reset and copy left in the caches
 
         def timed() -> None:
-            start = time.process_time()
-            run()
-            samples.cpu_s.append(time.process_time() - start)
+            with _clock(samples.wall_s, samples.cpu_s):
+                run()
 
         rounds = self._settings.rounds
         self._benchmark.pedantic(timed, setup=prepare, rounds=rounds, warmup_rounds=1)
-        if self._benchmark.stats is None:  # --benchmark-disable
-            return Samples([samples.cpu_s[-1] or 1e-9], samples.cpu_s[-1:], samples.copy_s[-1:])
-        samples.wall_s = list(self._benchmark.stats.stats.data)
-        samples.cpu_s = samples.cpu_s[-len(samples.wall_s) :]
-        samples.copy_s = samples.copy_s[-len(samples.wall_s) :]
-        return samples
+        return samples.last(rounds)
+
+
+@contextmanager
+def _clock(wall_s: list[float], cpu_s: list[float]) -> Iterator[None]:
+    """Appends wall time and CPU time (of all threads) of its body."""
+    start_s, start_cpu_s = time.perf_counter(), time.process_time()
+    yield
+    wall_s.append(time.perf_counter() - start_s)
+    cpu_s.append(time.process_time() - start_cpu_s)
 
 
 def keep_memory() -> None:
