@@ -1,0 +1,203 @@
+"""Checks everything a run has in a store, and says what heals what (docs/sync-protocol.md).
+
+Only reads. Safe beside a live publisher: what retention deletes meanwhile is no damage, and
+objects of the newest epoch may belong to a commit in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+
+from gymfast.errors import FormatError, NotFoundError, StoreError
+from gymfast.stores.base import Store
+from gymfast.sync.chain import is_full
+from gymfast.sync.fsck_log import GC_REMOVES_IT, Finding, LogCheck, check_log, read_floor
+from gymfast.sync.keys import RunKeys, object_of
+from gymfast.sync.manifest import (
+    MAX_SMALL_RECORD_BYTES,
+    ObjectRef,
+    StateRecord,
+    parse_hint,
+    parse_lease,
+)
+
+_READ_BYTES = 8 << 20
+_PUBLISH_ANCHOR = "publish a full state: `gymfast sync publish --anchor`"
+Advance = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class FsckReport:
+    """What `fsck` found; `restorable` is the newest version a fresh reader can load exactly."""
+
+    run: str
+    num_records: int
+    num_objects: int
+    num_bytes: int
+    newest: int | None
+    restorable: int | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def damage(self) -> tuple[Finding, ...]:
+        """The findings that are more than waste."""
+        return tuple(f for f in self.findings if f.severity == "damage")
+
+
+def fsck(
+    store: Store,
+    run: str,
+    *,
+    key: bytes | None = None,
+    reads_objects: bool = True,
+    advance: Advance | None = None,
+) -> FsckReport:
+    """Every record, object, lease and hint of a run, checked against each other.
+
+    With `reads_objects` all bytes are read and compared with their digests, else only lengths.
+    `key` is that of the signatures of the records. `advance` is told bytes done and to do.
+    Raises NotFoundError if the store has no such run, StoreError if the store itself fails.
+    """
+    keys = RunKeys(run)
+    log = check_log(store, keys, key)
+    refs = {
+        (record.epoch, ref.digest): (ref, record.seq)
+        for record in reversed(log.linked)
+        for ref in record.frame.objects
+    }
+    findings = [
+        *log.findings,
+        *_check_objects(store, keys, refs, advance if reads_objects else None, reads_objects),
+        *_find_loose(store, keys, log, set(refs)),
+        *_check_leases(store, keys),
+        *_check_hint(store, keys, log),
+    ]
+    return _report(log, run, findings, floor=read_floor(store, keys), num_objects=len(refs))
+
+
+def _report(
+    log: LogCheck, run: str, findings: Iterable[Finding], *, floor: int, num_objects: int
+) -> FsckReport:
+    """The report, without findings that retention has overtaken."""
+    current = [f for f in findings if f.seq == 0 or f.seq >= floor or f.severity == "waste"]
+    states = [record for record in log.linked if record.seq >= floor]
+    broken = {f.seq for f in current if f.severity == "damage"}
+    reached = _reachable(states, broken)
+    whole = {r.seq: r.version for r in states if is_full(r) and r.seq not in broken}
+    versions = {record.seq: record.version for record in (*states, *log.unlinked)}
+    return FsckReport(
+        run=run,
+        num_records=len(log.entries),
+        num_objects=num_objects,
+        num_bytes=sum(record.frame.num_bytes for record in states),
+        newest=max(versions.values(), default=None),
+        restorable=max(reached, default=None),
+        findings=tuple(
+            f if f.repair else replace(f, repair=_repair(f.seq, versions, reached, whole))
+            for f in current
+        ),
+    )
+
+
+def _reachable(states: Iterable[StateRecord], broken: set[int]) -> set[int]:
+    """Versions that a fresh reader can load; `states` ascend."""
+    reached: set[int] = set()
+    for record in states:
+        if record.seq not in broken and (is_full(record) or record.version - 1 in reached):
+            reached.add(record.version)
+    return reached
+
+
+def _repair(seq: int, versions: dict[int, int], reached: set[int], whole: dict[int, int]) -> str:
+    """What heals damage at a place of the log."""
+    if versions.get(seq) in reached:
+        return f"nothing is lost: readers reach version {versions[seq]} another way"
+    later = min((place for place in whole if place > seq), default=None)
+    if later is not None:
+        return f"readers go on with the full state of version {whole[later]}"
+    return _PUBLISH_ANCHOR
+
+
+def _check_objects(
+    store: Store,
+    keys: RunKeys,
+    refs: dict[tuple[int, str], tuple[ObjectRef, int]],
+    advance: Advance | None,
+    reads: bool,
+) -> Iterator[Finding]:
+    total = sum(ref.num_bytes for ref, _ in refs.values())
+    done = 0
+    for (epoch, digest), (ref, seq) in refs.items():
+        key = keys.object(epoch, digest)
+        problem = _check_object(store, key, ref, reads)
+        if problem:
+            yield Finding("damage", key, problem, seq=seq)
+        done += ref.num_bytes
+        if advance is not None:
+            advance(done, total)
+
+
+def _check_object(store: Store, key: str, ref: ObjectRef, reads: bool) -> str:
+    """What is wrong with an object; "" for nothing."""
+    try:
+        size = store.size(key)
+        if size != ref.num_bytes:
+            return f"it has {size} bytes, its record says {ref.num_bytes}"
+        found = _digest_of(store, key, size) if reads else ref.digest
+    except NotFoundError:
+        return "it is missing"
+    except StoreError as error:
+        return f"it cannot be read: {error}"
+    return "" if found == ref.digest else f"its bytes have SHA-256 {found}: they are damaged"
+
+
+def _digest_of(store: Store, key: str, size: int) -> str:
+    sha = hashlib.sha256()
+    for start in range(0, size, _READ_BYTES):
+        sha.update(store.get_range(key, start, min(_READ_BYTES, size - start)))
+    return sha.hexdigest()
+
+
+def _find_loose(
+    store: Store, keys: RunKeys, log: LogCheck, needed: set[tuple[int, str]]
+) -> Iterator[Finding]:
+    newest_epoch = max((entry.tip.epoch for entry in log.entries), default=0)
+    for key in store.list(keys.objects_prefix):
+        place = object_of(key)
+        if place is None:
+            yield Finding("waste", key, "gymfast gives no object this name", "delete it by hand")
+        elif place not in needed:
+            is_open = place[0] >= newest_epoch
+            repair = "a publish under way may need it; else the next publisher removes it"
+            yield Finding("waste", key, "no record names it", repair if is_open else GC_REMOVES_IT)
+
+
+def _check_leases(store: Store, keys: RunKeys) -> Iterator[Finding]:
+    now_us = int(time.time() * 1e6)
+    for key in store.list(keys.readers_prefix):
+        try:
+            lease = parse_lease(store.get(key, max_bytes=MAX_SMALL_RECORD_BYTES), f"'{key}'")
+        except NotFoundError:
+            continue
+        except FormatError as error:
+            yield Finding("waste", key, str(error), "its reader writes it anew")
+            continue
+        if lease.expires_us <= now_us:
+            yield Finding("waste", key, "the lease of this reader is over", GC_REMOVES_IT)
+
+
+def _check_hint(store: Store, keys: RunKeys, log: LogCheck) -> Iterator[Finding]:
+    repair = "the next commit replaces it; readers find the end of the log without it"
+    try:
+        hint = parse_hint(store.get(keys.hint, max_bytes=MAX_SMALL_RECORD_BYTES), f"'{keys.hint}'")
+    except NotFoundError:
+        return
+    except FormatError as error:
+        yield Finding("waste", keys.hint, str(error), repair)
+        return
+    known = {entry.tip.seq: entry.tip.record for entry in log.entries}
+    if hint.run != keys.run or known.get(hint.seq, hint.record) != hint.record:
+        yield Finding("waste", keys.hint, f"it names another record {hint.seq}", repair)
