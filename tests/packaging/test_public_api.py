@@ -7,7 +7,18 @@ import importlib
 import pytest
 
 PINNED: dict[str, list[str]] = {
-    "gymfast": ["__version__"],
+    "gymfast": [
+        *("__version__", "Encoder", "State", "Tensor"),
+        *("apply", "encode", "inspect", "restore", "verify"),
+    ],
+    "gymfast.delta": [
+        *("ApplyReport", "EncodeStats", "Encoder", "FrameInfo", "State", "Tensor", "TensorInfo"),
+        *("Weights", "apply", "as_tensor", "encode", "inspect", "restore", "verify"),
+    ],
+    "gymfast.stores": [
+        *("Blob", "FileStore", "MemoryStore", "Store"),
+        *("check_create_only", "check_key", "check_prefix", "open_store"),
+    ],
 }
 
 
