@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import dataclass, field
 
 import msgspec
+from hypothesis import strategies as st
 
 from gymfast.sync.chain import EMPTY_ROOT, Entry, Tip, follow
 from gymfast.sync.manifest import (
@@ -127,4 +128,22 @@ def sample_log(num_versions: int = 5, anchors: tuple[int, ...] = ()) -> LogBuild
         log.version()
         if version in anchors:
             log.anchor()
+    return log
+
+
+@st.composite
+def logs(draw) -> LogBuilder:
+    """Any legal log that begins with a full state."""
+    log = LogBuilder()
+    log.epoch()
+    log.version("anchor", draw(st.integers(1, 200)))
+    for _ in range(draw(st.integers(0, 12))):
+        what = draw(st.sampled_from(["delta", "delta", "delta", "anchor", "full", "epoch"]))
+        size = draw(st.integers(1, 200))
+        if what == "epoch":
+            log.epoch()
+        elif what == "full":
+            log.anchor(size)
+        else:
+            log.version(what, size)
     return log

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sync.logs import LogBuilder, changed, hex_of, sample_log
+from sync.logs import LogBuilder, changed, hex_of, logs, sample_log
 
 from gymfast.errors import ChainError, NotFoundError
 from gymfast.sync.chain import EMPTY_ROOT, Costs, Entry, Plan, Tip, enter, follow, is_full, plan
@@ -233,23 +233,6 @@ def test_r28_a_version_that_cannot_be_reached_is_refused_never_skipped():
         plan(tail, None)
     with pytest.raises(ChainError, match="cannot be reached"):
         plan(sample_log(5, anchors=(4,)).entries[5:], None, 3)
-
-
-@st.composite
-def logs(draw) -> LogBuilder:
-    log = LogBuilder()
-    log.epoch()
-    log.version("anchor", draw(st.integers(1, 200)))
-    for _ in range(draw(st.integers(0, 12))):
-        what = draw(st.sampled_from(["delta", "delta", "delta", "anchor", "full", "epoch"]))
-        size = draw(st.integers(1, 200))
-        if what == "epoch":
-            log.epoch()
-        elif what == "full":
-            log.anchor(size)
-        else:
-            log.version(what, size)
-    return log
 
 
 def cheapest(log: LogBuilder, start: Tip | None, first: int, target: int, costs: Costs):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sync.logs import RUN, LogBuilder, sample_log
-from sync.test_chain import logs
+from sync.logs import RUN, LogBuilder, logs, sample_log
 
 from gymfast.sync.chain import enter, follow, is_full, plan
 from gymfast.sync.manifest import EpochRecord, LeaseRecord, StateRecord, digest_of, encode
@@ -84,7 +83,7 @@ def test_objects_of_a_commit_in_flight_are_kept_unless_their_publisher_asks():
 
 @given(logs(), st.integers(1, 8), st.integers(0, 20), st.booleans())
 def test_i26_what_stays_is_an_anchor_and_a_complete_chain(log, keep, lease_seq, is_owner):
-    held = lease_seq if lease_seq else None
+    held = lease_seq or None
     floor = limited(floor_of(log.records, keep), held)
     newest_epoch = log.tip.epoch
     stored = [*objects_of(log), (1, "loose")]

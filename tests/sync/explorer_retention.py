@@ -1,0 +1,155 @@
+"""Every interleaving of retention and readers over one log that grows.
+
+Two publishers delete (one may have been stopped long ago and act on an old view), two readers take
+leases. A reader that was let through must find everything it needs; the floor, the leases and what
+is deleted come from gymfast.sync.retention.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import NamedTuple
+
+from sync.logs import RUN, LogBuilder
+
+from gymfast.sync.manifest import LeaseRecord
+from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
+
+NUM_VERSIONS = 3
+
+
+@cache
+def the_log() -> LogBuilder:
+    """An epoch, then versions with an anchor behind each."""
+    log = LogBuilder()
+    log.epoch()
+    log.version("anchor")
+    for _ in range(NUM_VERSIONS - 1):
+        log.version("delta")
+        log.anchor()
+    return log
+
+
+class Cleaner(NamedTuple):
+    """A publisher in retention: it saw records up to `seen`, then takes `num_done` steps."""
+
+    seen: int = 0
+    floor: int = 0
+    num_done: int = 0
+    lease: int | None = None
+
+
+class Reader(NamedTuple):
+    """Wants the records from `first` to `last`; may read them from when it is let through."""
+
+    first: int = 0
+    last: int = 0
+    num_done: int = 0
+    is_let_through: bool = False
+
+
+class World(NamedTuple):
+    """`length` records are committed; `gone` were deleted; the mark is the newest floor."""
+
+    length: int = 2
+    gone: frozenset[int] = frozenset()
+    mark: int = 0
+    cleaners: tuple[Cleaner, ...] = (Cleaner(), Cleaner())
+    readers: tuple[Reader, ...] = (Reader(), Reader())
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The protocol; a broken variant changes one of them."""
+
+    cleaner_steps: tuple[str, ...] = ("mark", "leases", "delete")
+    reader_steps: tuple[str, ...] = ("lease", "check")
+
+
+class ViolationError(AssertionError):
+    """A reader with a lease that finds a record or object gone."""
+
+
+def explore(rules: Rules | None = None) -> int:
+    """Number of states reached; ViolationError if a reader that was let through misses anything."""
+    rules = rules or Rules()
+    seen = {World()}
+    queue = deque(seen)
+    while queue:
+        for after in _moves(queue.popleft(), rules):
+            if after not in seen:
+                _check(after)
+                seen.add(after)
+                queue.append(after)
+    return len(seen)
+
+
+def _moves(world: World, rules: Rules) -> Iterator[World]:
+    if world.length < len(the_log().records):
+        yield world._replace(length=world.length + 1)
+    for i, cleaner in enumerate(world.cleaners):
+        for found, changes in _clean(world, cleaner, rules):
+            cleaners = [found if i == j else c for j, c in enumerate(world.cleaners)]
+            cleaners.sort(key=repr)
+            yield world._replace(cleaners=tuple(cleaners), **changes)
+    for i, reader in enumerate(world.readers):
+        readers = [
+            _read(world, reader, rules) if i == j else r for j, r in enumerate(world.readers)
+        ]
+        yield world._replace(readers=tuple(sorted(readers)))
+
+
+def _clean(world: World, cleaner: Cleaner, rules: Rules) -> Iterator[tuple[Cleaner, dict]]:
+    if not cleaner.seen:
+        floor = floor_of(the_log().records[: world.length], keep=1)
+        if floor > world.mark:
+            yield Cleaner(seen=world.length, floor=floor), {}
+        return
+    step = rules.cleaner_steps[cleaner.num_done]
+    after = cleaner._replace(num_done=cleaner.num_done + 1)
+    if step == "mark":
+        yield after, {"mark": max(world.mark, cleaner.floor)}
+    elif step == "leases":
+        leases = [
+            LeaseRecord(1, RUN, "reader", r.first, 9)
+            for r in world.readers
+            if "lease" in rules.reader_steps[: r.num_done]
+        ]
+        yield after._replace(lease=lowest_lease(leases, 0, 0)), {}
+    else:
+        floor = limited(cleaner.floor, cleaner.lease)
+        records = {r.seq: r for r in the_log().records[: cleaner.seen]}
+        found = deletion(records, (), floor, 1, is_owner=True)
+        yield Cleaner(), {"gone": world.gone | set(found.records)}
+
+
+def _read(world: World, reader: Reader, rules: Rules) -> Reader:
+    if not reader.first:
+        return Reader(first=floor_of(the_log().records[: world.length], 1), last=world.length)
+    if reader.is_let_through:
+        return Reader()
+    step = rules.reader_steps[reader.num_done]
+    if step == "check" and world.mark > reader.first:
+        return Reader()
+    num_done = reader.num_done + 1
+    return reader._replace(num_done=num_done, is_let_through=num_done == len(rules.reader_steps))
+
+
+def _check(world: World) -> None:
+    for reader in world.readers:
+        if reader.is_let_through and world.gone & set(range(reader.first, reader.last + 1)):
+            raise ViolationError("a reader with a lease finds a record gone")
+
+
+BROKEN = {
+    "reads the leases before it marks the floor": Rules(("leases", "mark", "delete")),
+    "never marks the floor": Rules(("leases", "delete")),
+    "lets readers pass that do not look at the mark": Rules(reader_steps=("lease",)),
+    "lets readers look at the mark before they take a lease": Rules(
+        reader_steps=("check", "lease")
+    ),
+    "does not read the leases": Rules(("mark", "delete")),
+}
