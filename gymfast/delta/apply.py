@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import MutableMapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from gymfast.delta.apply_live import Executor, LiveReceiver, build, check_writable
@@ -16,6 +17,7 @@ from gymfast.delta.apply_plan import (
     unplanned,
 )
 from gymfast.delta.backends import select
+from gymfast.delta.files import read_whole
 from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info, parse_frame
 from gymfast.delta.state import State, gather, num_threads
 from gymfast.errors import ChecksumError
@@ -106,6 +108,14 @@ def parse(frame: Frame) -> ParsedFrame:
     return parse_frame(frame)
 
 
+def parse_file(frame: Path | str | Frame) -> ParsedFrame:
+    """The sections of a frame in a file, which is read into memory, or in memory already.
+
+    Raises FormatError with the number of the broken rule, GymfastError for what the system says.
+    """
+    return parse(read_whole(Path(frame)) if isinstance(frame, Path | str) else frame)
+
+
 def inspect(frame: Frame) -> FrameInfo:
     """What a frame says, tensor by tensor; every section is checked, no payload is decoded.
 
@@ -168,18 +178,24 @@ def _execute(
             _ROOT_MISMATCH,
         )
     state.is_consistent = True
+    return replace(
+        report_of(parsed, steps, known, executor.num_changed),
+        removed=removed + tuple(s.name for s in steps if s.action is Action.REMOVE),
+    )
 
-    def names(*actions: Action, known_before: bool) -> tuple[str, ...]:
-        found = (s.name for s in steps if s.action in actions)
-        return tuple(name for name in found if (name in known) is known_before)
 
+def report_of(
+    parsed: ParsedFrame, steps: list[Step], known: set[str], num_changed: int
+) -> ApplyReport:
+    """The report of steps that were carried out; known are the names that were there before."""
+    made = [s.name for s in steps if s.action in (Action.BUILD, Action.TIE)]
     return ApplyReport(
         base_root=parsed.end.base_root,
         new_root=parsed.end.new_root,
-        num_changed=executor.num_changed,
-        num_tensors=len(state.slots),
+        num_changed=num_changed,
+        num_tensors=sum(step.record.kind is not Kind.REMOVED for step in steps),
         skipped=tuple(s.name for s in steps if s.action is Action.SKIP),
-        added=names(Action.BUILD, Action.TIE, known_before=False),
-        removed=removed + names(Action.REMOVE, known_before=True),
-        replaced=names(Action.BUILD, Action.TIE, known_before=True),
+        added=tuple(name for name in made if name not in known),
+        removed=tuple(s.name for s in steps if s.action is Action.REMOVE),
+        replaced=tuple(name for name in made if name in known),
     )

@@ -1,0 +1,247 @@
+"""New checkpoints: written under temporary names, synced, then renamed, so whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import secrets
+import shutil
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from gymfast.delta.apply_plan import Action, Step
+from gymfast.delta.files import read_into, read_whole, sync_directory, write_all
+from gymfast.delta.safetensors_files import (
+    DEFAULT_NAME,
+    INDEX_SUFFIX,
+    SUFFIX,
+    Checkpoint,
+    resolve_shard,
+)
+from gymfast.delta.safetensors_header import Header, HeaderEntry, build_header
+from gymfast.delta.tensors import U8
+from gymfast.errors import BudgetError, FormatError, GymfastError
+
+_SIDE_FILE_BYTES = 2**25  # configuration and tokenizer go along, other weights do not
+_log = logging.getLogger(__name__)
+Entry = tuple[str, str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class ShardPlan:
+    """One file to write: its first bytes and where its tensors go."""
+
+    name: str
+    start: bytes
+    header: Header
+
+    @property
+    def num_bytes(self) -> int:
+        """Size of the file."""
+        tensors = self.header.tensors
+        return tensors[-1].start + tensors[-1].num_bytes if tensors else len(self.start)
+
+
+def plan_shards(source: Checkpoint | None, steps: list[Step], file_name: str) -> list[ShardPlan]:
+    """The files of the new checkpoint: tensors stay in their shard, new ones go to the last.
+
+    file_name is the name of the only file if there is no source, or it is a single file.
+    """
+    new = {step.name: (step.name, *step.spec) for step in steps if step.action is not Action.REMOVE}
+    if source is None:
+        return [_shard(file_name, new.values(), {"format": "pt"})]
+    layout: list[tuple[str, list[Entry], dict[str, str]]] = []
+    for shard in source.shards:
+        kept = [new.pop(t.name) for t in shard.header.tensors if t.name in new]
+        name = shard.name if source.is_directory else file_name
+        layout.append((name, kept, shard.header.metadata))
+    layout[-1][1].extend(new.values())
+    kept_layout = [item for item in layout if item[1]] or layout[:1]
+    return [_shard(*item) for item in kept_layout]
+
+
+def _shard(name: str, entries: Iterable[Entry], metadata: dict[str, str]) -> ShardPlan:
+    start, header = build_header(entries, metadata)
+    return ShardPlan(name, start, header)
+
+
+class CheckpointWriter:
+    """Writes the files of a checkpoint; they appear at `out` when it is committed."""
+
+    def __init__(self, out: Path, shards: list[ShardPlan], source: Checkpoint | None) -> None:
+        """A writer of a directory if out is to be one, else of a single file.
+
+        Raises GymfastError if out is there and cannot be replaced, BudgetError if the disk is too
+        small, OSError.
+        """
+        self._out = out
+        self._is_directory = writes_directory(out, source)
+        self._shards = shards
+        self._source = source
+        self._places: dict[str, tuple[int, HeaderEntry]] = {}
+        self._fds: list[int] = []
+        _check_out(out, is_directory=self._is_directory)
+        sweep(out)
+        _check_space(out, sum(shard.num_bytes for shard in shards))
+        self._temporary = out.parent / f"{_prefix(out)}{secrets.token_hex(4)}"
+
+    def __enter__(self) -> CheckpointWriter:
+        try:
+            if self._is_directory:
+                self._temporary.mkdir()
+                self._fds.append(_locked(self._temporary, os.O_RDONLY | os.O_DIRECTORY))
+            for shard in self._shards:
+                self._create(shard)
+        except BaseException:
+            self._abort()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._abort()
+
+    def write(self, name: str, start: int, data: U8) -> None:
+        """Writes bytes of a tensor at a byte offset in it."""
+        fd, entry = self._places[name]
+        write_all(fd, data.data, entry.start + start)
+
+    def read_into(self, name: str, start: int, out: U8) -> None:
+        """Reads bytes of a tensor that were written."""
+        fd, entry = self._places[name]
+        if out.size:
+            read_into(fd, out.data, entry.start + start, self._temporary)
+
+    def commit(self) -> None:
+        """Makes everything durable and visible: the index last, then one rename."""
+        if self._is_directory:
+            self._write_side_files()
+        for fd in self._fds:
+            os.fsync(fd)
+        if self._is_directory and self._source is not None and self._source.index is not None:
+            self._write_new(self._source.index.name, self._index_text())
+        if self._is_directory:
+            sync_directory(self._temporary)
+        self._temporary.rename(self._out)
+        sync_directory(self._out.parent)
+
+    def _create(self, shard: ShardPlan) -> None:
+        path = self._temporary / shard.name if self._is_directory else self._temporary
+        fd = _locked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        self._fds.append(fd)
+        write_all(fd, shard.start, 0)
+        os.ftruncate(fd, shard.num_bytes)
+        for entry in shard.header.tensors:
+            self._places[entry.name] = (fd, entry)
+
+    def _abort(self) -> None:
+        """Removes what was not committed."""
+        while self._fds:
+            os.close(self._fds.pop())
+        _remove(self._temporary)
+
+    def _index_text(self) -> bytes:
+        assert self._source is not None
+        assert self._source.index is not None
+        total = sum(t.num_bytes for shard in self._shards for t in shard.header.tensors)
+        weight_map = {t.name: shard.name for shard in self._shards for t in shard.header.tensors}
+        metadata = {**self._source.index.metadata, "total_size": total}
+        table = {"metadata": metadata, "weight_map": dict(sorted(weight_map.items()))}
+        return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
+
+    def _write_side_files(self) -> None:
+        if self._source is None or not self._source.is_directory:
+            return
+        for path in sorted(self._source.path.iterdir()):
+            if path.name.endswith((SUFFIX, INDEX_SUFFIX)) or path.name.startswith("."):
+                continue
+            with contextlib.suppress(FormatError):
+                whole = resolve_shard(self._source.path, path.name, suffix="")
+                if whole.is_file() and whole.stat().st_size <= _SIDE_FILE_BYTES:
+                    self._write_new(path.name, read_whole(whole))
+                    continue
+            _log.info("%s does not go along to %s", path, self._out)
+
+    def _write_new(self, name: str, data: bytes | memoryview) -> None:
+        fd = os.open(self._temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
+        try:
+            write_all(fd, data, 0)
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def writes_directory(out: Path, source: Checkpoint | None) -> bool:
+    """Whether out becomes a directory: as the source is, or by its name if there is none."""
+    return not out.name.endswith(SUFFIX) if source is None else source.is_directory
+
+
+def single_name(out: Path, source: Checkpoint | None) -> str:
+    """The name of the file if there is only one."""
+    return DEFAULT_NAME if writes_directory(out, source) else out.name
+
+
+def sweep(out: Path) -> None:
+    """Removes what killed writers left beside out; what a live one works on is locked."""
+    for path in _leftovers(out):
+        with contextlib.suppress(BlockingIOError, FileNotFoundError):
+            fd = _locked(path, os.O_RDONLY)
+            try:
+                _log.info("removing %s, which a killed process left", path)
+                _remove(path)
+            finally:
+                os.close(fd)
+
+
+def _leftovers(out: Path) -> Iterator[Path]:
+    prefix = _prefix(out)
+    return (path for path in out.parent.iterdir() if path.name.startswith(prefix))
+
+
+def _prefix(out: Path) -> str:
+    return f".{out.name}.gymfast-"
+
+
+def _locked(path: Path, flags: int) -> int:
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _check_out(out: Path, *, is_directory: bool) -> None:
+    if is_directory and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+        raise GymfastError(
+            f"{out} is there already: expected a new name for the directory, or an empty one"
+        )
+    if not is_directory and out.is_dir():
+        raise GymfastError(f"{out} is a directory, the base is a file: name a file")
+
+
+def _check_space(out: Path, num_bytes: int) -> None:
+    disk = os.statvfs(out.parent)
+    free = disk.f_bavail * disk.f_frsize
+    if free < num_bytes:
+        raise BudgetError(
+            f"{out} needs {num_bytes} bytes, {out.parent} has {free} free: make room, or update in "
+            "place (--in-place)"
+        )

@@ -1,0 +1,282 @@
+r"""Redo journals: in-place updates of checkpoint files that a crash cannot tear.
+
+A journal is a file beside the checkpoint. It is written and synced first, with the new bytes of
+every place that changes; then its header is set and synced (the commit); only then the checkpoint
+is written. Playing it is idempotent, so that a crash at any point leaves the old state (no commit)
+or one that `recover` completes. It is locked with flock while a process works on it.
+
+    journal := header body
+    header  := magic "GFJRNL1\n", u64 body_bytes, 32 bytes SHA-256 of the body, 16 zeros;
+               64 zeros until the commit
+    body    := u32 num_bytes, JSON list of [file name, file size]; records
+    record  := u32 file, u8 unit_bytes, u8 is_dense, u64 file offset, u64 count,
+               sparse: count u32 (units from the offset, ascending); count units
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import struct
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+
+from gymfast.delta.files import open_regular, os_errors, read_into, sync_directory, write_all
+from gymfast.delta.tensors import U8
+from gymfast.errors import ChecksumError, ConflictError, GymfastError
+
+_MAGIC = b"GFJRNL1\n"
+_HEADER = struct.Struct("<8sQ32s16x")
+_RECORD = struct.Struct("<IBBQQ")
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
+_READ_BYTES = 2**22
+
+
+def journal_path(checkpoint: Path) -> Path:
+    """Where the journal of a checkpoint is: beside the file itself, not beside a link to it."""
+    checkpoint = checkpoint.resolve()
+    if checkpoint.is_dir():
+        return checkpoint / ".gymfast-journal"
+    return checkpoint.parent / f".{checkpoint.name}.gymfast-journal"
+
+
+def recover(checkpoint: Path | str) -> bool:
+    """Completes an in-place update that was interrupted; True if there was one.
+
+    Raises ConflictError if another process is in the middle of it, ChecksumError if the journal is
+    damaged, GymfastError for what the system says.
+    """
+    path = journal_path(Path(checkpoint))
+    with os_errors("recover from", path):
+        if not path.exists():
+            return False
+        fd = open_regular(path, follow=False)
+        try:
+            is_committed = _read_header(fd, path) is not None
+        finally:
+            os.close(fd)
+        try:
+            with Journal(Path(checkpoint)) as journal:
+                return journal.has_recovered
+        except ConflictError:
+            if is_committed:
+                raise
+        except OSError as error:
+            if is_committed or error.errno not in _NOT_WRITABLE:
+                raise
+    return False  # not committed: the checkpoint is untouched, and its writer cleans up
+
+
+class Journal:
+    """The journal of one checkpoint, locked; what an earlier process left is completed first."""
+
+    def __init__(self, checkpoint: Path) -> None:
+        """Takes the lock.
+
+        Raises ConflictError if another process holds it, ChecksumError if a journal that was left
+        is damaged, OSError.
+        """
+        self.path = journal_path(checkpoint)
+        self._directory = self.path.parent
+        self._fd = _open_locked(self.path)
+        self.has_recovered = False
+        self._sha = hashlib.sha256()
+        self._at = _HEADER.size
+        try:
+            if _read_header(self._fd, self.path) is not None:
+                self.play()
+                self.has_recovered = True
+        except BaseException:
+            os.close(self._fd)
+            raise
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Removes the journal unless a committed one could not be played to its end."""
+        try:
+            if _read_header(self._fd, self.path) is None:
+                self.path.unlink(missing_ok=True)
+        finally:
+            os.close(self._fd)
+
+    def begin(self, files: list[Path]) -> None:
+        """Starts a new journal for these files, which are in the directory of the checkpoint."""
+        os.ftruncate(self._fd, 0)
+        write_all(self._fd, bytes(_HEADER.size), 0)
+        self._sha = hashlib.sha256()
+        self._at = _HEADER.size
+        table = json.dumps([[file.name, file.stat().st_size] for file in files]).encode()
+        self._append(len(table).to_bytes(4, "little") + table)
+
+    def add(self, file: int, offset: int, unit_bytes: int, before: U8, after: U8) -> int:
+        """Notes what turns the bytes before into after, at an offset of a file; units changed."""
+        units = np.dtype(f"<u{unit_bytes}")
+        new = after.view(units)
+        changed = np.flatnonzero(before.view(units) != new)
+        if changed.size == 0:
+            return 0
+        is_dense = changed.size * (4 + unit_bytes) >= after.size
+        count = new.size if is_dense else changed.size
+        self._append(_RECORD.pack(file, unit_bytes, is_dense, offset, count))
+        if not is_dense:
+            self._append(changed.astype("<u4").tobytes())
+        self._append((new if is_dense else new[changed]).tobytes())
+        return int(changed.size)
+
+    def commit(self) -> None:
+        """Makes the journal durable: from here on the update happens, whatever happens."""
+        os.fsync(self._fd)
+        sync_directory(self._directory)
+        header = _HEADER.pack(_MAGIC, self._at - _HEADER.size, self._sha.digest())
+        write_all(self._fd, header, 0)
+        os.fsync(self._fd)
+
+    def play(self) -> None:
+        """Writes what a committed journal says, makes it durable and empties the journal.
+
+        Raises ChecksumError if it is damaged, GymfastError if it is not of these files.
+        """
+        body = _Body(self._fd, self.path)
+        files = body.files()
+        fds: list[int] = []
+        try:
+            for name, num_bytes in files:
+                fds.append(_open_target(self._directory, name, num_bytes, self.path))
+            while body.has_more():
+                body.play_record(fds)
+            for fd in fds:
+                os.fsync(fd)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        os.ftruncate(self._fd, 0)
+        os.fsync(self._fd)
+
+    def _append(self, data: bytes) -> None:
+        write_all(self._fd, data, self._at)
+        self._sha.update(data)
+        self._at += len(data)
+
+
+class _Body:
+    """The body of a committed journal, whose digest is checked before anything is taken from it."""
+
+    def __init__(self, fd: int, path: Path) -> None:
+        header = _read_header(fd, path)
+        assert header is not None
+        self._fd, self._path = fd, path
+        self._at = _HEADER.size
+        self._end = self._at + header[0]
+        self._check(header[1])
+
+    def _check(self, stated: bytes) -> None:
+        sha = hashlib.sha256()
+        for at in range(self._at, self._end, _READ_BYTES):
+            sha.update(self._read(at, min(_READ_BYTES, self._end - at)))
+        if sha.digest() != stated:
+            raise ChecksumError(
+                f"{self._path}: SHA-256 of the journal is {sha.hexdigest()[:16]}…, its header says "
+                f"{stated.hex()[:16]}…: it is damaged, and the checkpoint may be half updated; "
+                "write the checkpoint again from an anchor and delete the journal"
+            )
+
+    def has_more(self) -> bool:
+        return self._at < self._end
+
+    def files(self) -> list[tuple[str, int]]:
+        num_bytes = int.from_bytes(self._take(4), "little")
+        return [(str(name), int(size)) for name, size in json.loads(bytes(self._take(num_bytes)))]
+
+    def play_record(self, fds: list[int]) -> None:
+        file, unit_bytes, is_dense, offset, count = _RECORD.unpack(self._take(_RECORD.size))
+        positions = None if is_dense else np.frombuffer(self._take(4 * count), "<u4")
+        values = self._take(unit_bytes * count)
+        if positions is None:
+            write_all(fds[file], values, offset)
+            return
+        buffer = bytearray(unit_bytes * (int(positions[-1]) + 1))
+        read_into(fds[file], memoryview(buffer), offset, self._path)
+        units = np.frombuffer(buffer, f"<u{unit_bytes}")
+        units[positions] = np.frombuffer(values, f"<u{unit_bytes}")
+        write_all(fds[file], buffer, offset)
+
+    def _take(self, num_bytes: int) -> bytearray:
+        data = self._read(self._at, num_bytes)
+        self._at += num_bytes
+        return data
+
+    def _read(self, at: int, num_bytes: int) -> bytearray:
+        data = bytearray(num_bytes)
+        read_into(self._fd, memoryview(data), at, self._path)
+        return data
+
+
+def _open_locked(path: Path) -> int:
+    while True:
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o666)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if _is_at(fd, path):
+                return fd
+        except BlockingIOError as error:
+            os.close(fd)
+            raise ConflictError(
+                f"{path} is locked: another process is updating this checkpoint in place; wait for "
+                "it and try again"
+            ) from error
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)  # removed by its last owner in the meantime: take the new one
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _read_header(fd: int, path: Path) -> tuple[int, bytes] | None:
+    """body_bytes and SHA-256 of a committed journal, None for one that is not committed."""
+    if os.fstat(fd).st_size < _HEADER.size:
+        return None
+    raw = bytearray(_HEADER.size)
+    read_into(fd, memoryview(raw), 0, path)
+    if not any(raw):
+        return None
+    magic, body_bytes, digest = _HEADER.unpack(raw)
+    if magic != _MAGIC:
+        raise ChecksumError(
+            f"{path} starts with {magic!r}, expected {_MAGIC!r}: no journal of this version of "
+            "gymfast, or a damaged one; if nothing else explains it, write the checkpoint again "
+            "from an anchor and delete this file"
+        )
+    return body_bytes, digest
+
+
+def _open_target(directory: Path, name: str, num_bytes: int, journal: Path) -> int:
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise GymfastError(f"{journal}: file name {name!r} leads out of the directory: refused")
+    fd = open_regular(directory / name, writable=True, follow=False)
+    found = os.fstat(fd).st_size
+    if found != num_bytes:
+        os.close(fd)
+        raise GymfastError(
+            f"{journal} is for {name} of {num_bytes} bytes, found {found}: the file was replaced; "
+            "delete the journal if the replacement is meant to stay"
+        )
+    return fd
