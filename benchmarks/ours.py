@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import ClassVar
+
+import numpy as np
 
 from benchmarks.codec import Buffers, Codec
 from benchmarks.data import Pair
 from gymfast.delta.apply import apply as delta_apply
+from gymfast.delta.backends import BlockParams
 from gymfast.delta.encode import Encoder, Profile
 from gymfast.delta.encode import encode as delta_encode
+from gymfast.delta.frame import PROFILES
+from gymfast.delta.geometry import Geometry
 from gymfast.delta.state import State
 
 
@@ -31,6 +37,9 @@ class Gymfast(Codec):
         super().reset_encode()
         self.state = State.attach(self._live, backend=self.backend, threads=threads)
         self._encoder = Encoder(self.state, profile=self.profile, threads=threads)
+        self._old_rows = {name: slot.rows.copy() for name, slot in self.state.slots.items()}
+        self._old_params: dict[str, BlockParams] = {}
+        self._bodies: list[bytes] = []
 
     def encode(self) -> None:
         self.frame = list(self._encoder.encode(self.new))
@@ -71,8 +80,62 @@ class Gymfast(Codec):
         delta_apply(self._attached, self._message, threads=self.threads)
 
     def reset_first_apply(self) -> None:
-        for name, array in self.work.items():
-            array[:] = self.pair.old[name].reshape(-1)
+        super().reset_encode()
+
+    # The native part alone: what is left without frames, roots and Python per tensor.
+
+    def encode_blocks(self) -> None:
+        """Compare, code, snapshot and digests of all blocks."""
+        backend, params = self.state.backend, self._params()
+        self._bodies = []
+        for name, slot in self.state.slots.items():
+            new = self.new[name].view(np.uint8)
+            for first, count in _sections(slot.geometry):
+                encoded = backend.encode_blocks(
+                    *(slot.tensor.data, new, slot.geometry, params[name], slot.rows, first, count),
+                    update=True,
+                    undo=False,
+                    threads=self.threads,
+                )
+                self._bodies.append(encoded.body)
+
+    def apply_blocks(self) -> None:
+        """Decode, write, digests and their checks of all blocks."""
+        backend, params = self.state.backend, self._params()
+        bodies = iter(self._bodies)
+        for name, slot in self.state.slots.items():
+            for first, count in _sections(slot.geometry):
+                if body := next(bodies):
+                    backend.apply_blocks(
+                        *(slot.tensor.data, body, slot.geometry, params[name], slot.rows),
+                        *(first, count, self.threads),
+                    )
+
+    def reset_blocks(self) -> None:
+        """Old bytes and old digests; the State itself stays what it was."""
+        super().reset_encode()
+        for name, slot in self.state.slots.items():
+            slot.rows[:] = self._old_rows[name]
+        if not self._bodies:
+            self.encode_blocks()
+            self.reset_blocks()
+
+    def _params(self) -> dict[str, BlockParams]:
+        """Class parameters of the old tensors; computed once, before the clock starts."""
+        if not self._old_params:
+            profile = PROFILES.index(self.profile)
+            for name, slot in self.state.slots.items():
+                old = self.pair.old[name].reshape(-1).view(np.uint8)
+                found = self.state.backend.class_params(old, slot.geometry.unit_bytes)
+                self._old_params[name] = BlockParams(profile, *found, has_base=True)
+        return self._old_params
+
+
+def _sections(geometry: Geometry) -> Iterator[tuple[int, int]]:
+    """First block and number of blocks of each section of a tensor."""
+    step = geometry.section_blocks()
+    for first in range(0, geometry.num_blocks, step):
+        yield first, min(step, geometry.num_blocks - first)
 
 
 class Fast(Gymfast):

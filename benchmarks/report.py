@@ -12,7 +12,7 @@ from benchmarks.targets import Target
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 _BOUNDS = ("memcpy", "stream copy", "compare", "read", "xxh3-128")
-_RECEIVER = ("attach", "verify", "first apply")
+_OTHER = ("encode blocks", "apply blocks", "attach", "verify", "first apply")
 
 
 def write_csv(path: Path, rows: Iterable[Row], stamp: dict[str, str]) -> None:
@@ -49,7 +49,7 @@ def tables(rows: list[Row], stamp: dict[str, str], targets: list[Target]) -> str
     for data, density in dict.fromkeys((row.data, row.density) for row in rows):
         mine = [row for row in rows if (row.data, row.density) == (data, density)]
         parts.append(_codecs(f"{data}, {100 * density:.2g} % changed", mine))
-    for title, ops in (("Receiver, other operations", _RECEIVER), ("Bounds", _BOUNDS)):
+    for title, ops in (("Other operations", _OTHER), ("Bounds", _BOUNDS)):
         parts.append(_plain(title, [row for row in rows if row.op in ops]))
     parts.append(_targets(targets))
     return "\n\n".join(part for part in parts if part)
@@ -61,7 +61,7 @@ def _machine(rows: list[Row], stamp: dict[str, str]) -> str:
     keys = ("cpu", "cores", "cpu_target", "compiler", "python", "numpy", "commit")
     facts = ", ".join(f"{key} {stamp[key]}" for key in keys if stamp.get(key))
     return (
-        f"`{stamp.get('command', '')}` on {facts}. State of {size / 2**30:.2f} GiB, cold cache, "
+        f"`{stamp.get('command', '')}` on {facts}. State of {size / 2**20:,.0f} MiB, cold cache, "
         f"medians of {rounds} or more; GB/s of raw BF16 bytes and, in brackets, the ratio to libc "
         "memcpy of the same bytes beside each sample."
     )
@@ -89,7 +89,9 @@ def _codecs(title: str, rows: list[Row]) -> str:
 def _plain(title: str, rows: list[Row]) -> str:
     body: dict[str, dict[int, Row]] = {}
     for row in rows:
-        body.setdefault(f"{row.op}, {100 * row.density:.2g} %", {})[row.threads] = row
+        codec = "" if row.codec == "bound" else f"{row.codec}, "
+        name = f"{codec}{row.op}, {row.data} {100 * row.density:.2g} %"
+        body.setdefault(name, {})[row.threads] = row
     columns = ["what", "1 thread", "2 threads"]
     cells = [[what, *(_speed(found.get(n)) for n in (1, 2))] for what, found in body.items()]
     return _table(title, columns, cells)

@@ -21,7 +21,8 @@ from benchmarks.ours import OURS, Fast, Gymfast
 from benchmarks.peers import PEERS
 
 BOUNDS = ("memcpy", "stream copy", "compare", "read", "xxh3-128")
-RECEIVER = ("attach", "verify", "first apply")  # the last leaves the State stale
+NATIVE = ("encode blocks", "apply blocks")
+RECEIVER = ("attach", "verify", "first apply")  # after all others: they leave the State stale
 
 
 @dataclass(frozen=True)
@@ -100,6 +101,8 @@ def plan(settings: Settings) -> Iterator[Case]:
             for threads in settings.threads if issubclass(codec, Gymfast) else (1,):
                 yield Case(source, codec, "encode", threads)
                 yield Case(source, codec, "apply", threads)
+                if issubclass(codec, Gymfast):
+                    yield from (Case(source, codec, op, threads) for op in NATIVE)
                 if codec is Fast:
                     yield from (Case(source, codec, op, threads) for op in RECEIVER)
 
@@ -190,7 +193,7 @@ def _time_codec(benchmark: Any, settings: Settings, subject: Subject, case: Case
         timer = _timer(benchmark, settings, subject, codec.pair, case.threads)
         samples = timer.measure(*_steps(codec, case.op))
         columns = samples.summary(codec.pair.num_bytes, codec.pair.new_flat.nbytes)
-    if case.op not in RECEIVER:
+    if case.op not in (*NATIVE, *RECEIVER):
         columns |= {
             "frame_bytes": coded.frame_bytes,
             "saving": 1 - coded.frame_bytes / subject.pair.num_bytes,
@@ -209,8 +212,10 @@ def _steps(codec: Codec, op: str) -> tuple[Callable[[], Any], Callable[[], Any]]
         return codec.apply, codec.reset_apply
     assert isinstance(codec, Gymfast)
     return {
-        "attach": (codec.attach, codec.reset_apply),
-        "verify": (codec.verify, codec.reset_apply),
+        "encode blocks": (codec.encode_blocks, codec.reset_blocks),
+        "apply blocks": (codec.apply_blocks, codec.reset_blocks),
+        "attach": (codec.attach, codec.reset_blocks),
+        "verify": (codec.verify, codec.reset_blocks),
         "first apply": (codec.first_apply, codec.reset_first_apply),
     }[op]
 
