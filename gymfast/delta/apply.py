@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from gymfast.delta.apply_live import Executor, LiveReceiver, build, check_writable
@@ -17,12 +16,11 @@ from gymfast.delta.apply_plan import (
     unplanned,
 )
 from gymfast.delta.backends import select
-from gymfast.delta.files import read_whole
-from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info, parse_frame
+from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info
+from gymfast.delta.parse import Frame, parse, with_modes
 from gymfast.delta.state import State, gather, num_threads
 from gymfast.errors import ChecksumError
 
-Frame = bytes | bytearray | memoryview
 _ROOT_MISMATCH = 63
 
 
@@ -57,7 +55,7 @@ def apply(
     for another base, ValueError for tensors that cannot be written in place, ChainError for a
     state left inconsistent. Nothing was written then, unless the error says "inconsistent".
     """
-    parsed = parse(frame)
+    parsed = parse(frame, _parser_for(base, backend))
     receiver = _receiver(base, backend, threads)
     state = receiver.state
     state.require_consistent()
@@ -83,7 +81,7 @@ def restore(
     Raises ChainError if the frame is a delta, CoverageError if names differ, FormatError if it is
     damaged, ValueError for tensors that cannot be written in place.
     """
-    parsed = parse(anchor)
+    parsed = parse(anchor, _parser_for(base, backend))
     receiver = _receiver(base, backend, threads)
     state = receiver.state
     steps = plan_restore(parsed, receiver, allow_new_names=allow_new_names)
@@ -100,28 +98,12 @@ def restore(
     return _execute(parsed, state, steps, reset=True, removed=gone)
 
 
-def parse(frame: Frame) -> ParsedFrame:
-    """The sections of a frame, all structural rules checked; block bodies are slices of it.
-
-    Raises FormatError with the number of the broken rule.
-    """
-    return parse_frame(frame)
-
-
-def parse_file(frame: Path | str | Frame) -> ParsedFrame:
-    """The sections of a frame in a file, which is read into memory, or in memory already.
-
-    Raises FormatError with the number of the broken rule, GymfastError for what the system says.
-    """
-    return parse(read_whole(Path(frame)) if isinstance(frame, Path | str) else frame)
-
-
 def inspect(frame: Frame) -> FrameInfo:
     """What a frame says, tensor by tensor; every section is checked, no payload is decoded.
 
     Raises FormatError with the number of the broken rule.
     """
-    return frame_info(parse(frame))
+    return frame_info(with_modes(parse(frame)))
 
 
 def verify(frame: Frame, *, backend: str = "auto", threads: int | None = None) -> FrameInfo:
@@ -131,12 +113,16 @@ def verify(frame: Frame, *, backend: str = "auto", threads: int | None = None) -
     base: an anchor is decoded completely. Holds one such tensor in memory at a time.
     Raises FormatError with the number of the broken rule.
     """
-    parsed = parse(frame)
+    parsed = parse(frame, backend)
     check_new_root(parsed)
     for step in unplanned(parsed):
         if step.record.kind in (Kind.ADDED, Kind.REPLACED):
             build(step, select(backend), num_threads(threads))
-    return frame_info(parsed)
+    return frame_info(with_modes(parsed))
+
+
+def _parser_for(base: object, backend: str) -> str:
+    return base.backend.name if isinstance(base, State) else backend
 
 
 def _receiver(

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from gymfast.delta.apply import ApplyReport, Frame, parse_file, report_of
+from gymfast.delta.apply import ApplyReport, report_of
 from gymfast.delta.apply_plan import Action, Step, plan_steps
 from gymfast.delta.checkpoint_encode import CheckpointEncoder
 from gymfast.delta.checkpoint_stream import (
@@ -29,6 +29,7 @@ from gymfast.delta.files import os_errors
 from gymfast.delta.frame import Kind, ParsedFrame
 from gymfast.delta.in_place import apply_checkpoint_in_place
 from gymfast.delta.journal import recover
+from gymfast.delta.parse import Frame, parse_file
 from gymfast.delta.records import Digest
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.tensors import U8
@@ -91,7 +92,7 @@ def apply_checkpoint(
     Raises FormatError (also as ChecksumError, CoverageError) for damaged input or another base,
     BudgetError if the disk is too small, GymfastError for what the system says.
     """
-    parsed = parse_file(frame)
+    parsed = parse_file(frame, backend)
     codec, out = Codec.of(backend, threads), Path(out)
     source = None if base is None else Checkpoint.open(base)
     try:

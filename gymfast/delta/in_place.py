@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gymfast.delta.apply import ApplyReport, Frame, parse_file, report_of
+from gymfast.delta.apply import ApplyReport, report_of
 from gymfast.delta.apply_plan import Action, Step, plan_steps
 from gymfast.delta.checkpoint_stream import (
     CheckpointReceiver,
@@ -18,6 +18,7 @@ from gymfast.delta.checkpoint_stream import (
 )
 from gymfast.delta.files import os_errors
 from gymfast.delta.journal import Journal
+from gymfast.delta.parse import Frame, parse_file
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.tensors import U8
 from gymfast.delta.window import Window
@@ -43,7 +44,7 @@ def apply_checkpoint_in_place(
     Raises FormatError (also as ChecksumError, CoverageError) for damaged input or another base,
     ConflictError if another process updates it, GymfastError for what the system says.
     """
-    parsed = parse_file(frame)
+    parsed = parse_file(frame, backend)
     codec, base = Codec.of(backend, threads), Path(base).resolve()
     if not base.exists():
         Checkpoint.open(base)  # says what is missing
