@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 
@@ -85,6 +86,13 @@ def test_the_parsers_alone_refuse_what_breaks_the_structure(parse, name: str) ->
     with pytest.raises(FormatError) as caught:
         parse(frame_of("invalid", name))
     assert caught.value.number == RULES[name]["number"], str(caught.value)
+
+
+def test_the_worked_example_of_the_specification_is_the_golden_frame() -> None:
+    text = (GOLDEN.parents[1] / "docs" / "wire-format.md").read_text()
+    listing = text.partition("## 11. Worked example")[2].partition("## 12.")[0]
+    lines = re.findall(r"^[0-9a-f]{8}  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  |$)", listing, re.M)
+    assert bytes.fromhex("".join(lines)) == frame_of("valid", "v1_example")
 
 
 def test_golden_weights_use_every_exponent_class() -> None:
