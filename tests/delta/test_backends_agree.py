@@ -1,8 +1,10 @@
-"""The C++ back end writes the bytes that the reference writes, and refuses what it refuses."""
+"""Every CPU target writes the bytes that the reference writes, and refuses what it refuses."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import cache
 
 import numpy as np
 import pytest
@@ -10,12 +12,13 @@ from delta_cases import Case, cases, encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymfast.delta.backends import Backend, select
+from gymfast import _core
+from gymfast.delta.backends import Backend, EncodedBlocks, select
 from gymfast.delta.geometry import Geometry
-from gymfast.errors import FormatError, MissingDependencyError
+from gymfast.errors import FormatError
 
 quick = settings(
-    max_examples=150,
+    max_examples=80,
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
@@ -26,12 +29,11 @@ def reference() -> Backend:
     return select("reference")
 
 
-@pytest.fixture
-def cpu() -> Backend:
-    try:
-        return select("cpu")
-    except MissingDependencyError:
-        pytest.skip("gymfast._core is not built")
+@pytest.fixture(params=_core.cpu_targets())
+def cpu(request: pytest.FixtureRequest) -> Iterator[Backend]:
+    _core.force_cpu_target(request.param)
+    yield select("cpu")
+    _core.force_cpu_target(None)
 
 
 @quick
@@ -66,26 +68,32 @@ def test_encoded_bytes_are_equal(reference, cpu, case: Case, threads: int, updat
     assert np.array_equal(digests, after)
 
 
-@pytest.mark.parametrize("unit_bytes", [1, 2, 4])
-@pytest.mark.parametrize("density", [0.0005, 0.004, 0.05, 0.6])
-def test_large_blocks_are_equal(reference, cpu, unit_bytes: int, density: float) -> None:
+@cache
+def large_case(unit_bytes: int, density: float, profile: int) -> tuple[Case, EncodedBlocks]:
+    """Two blocks of weights with this share of small steps, and what the reference makes of them."""
     rng = np.random.default_rng(unit_bytes)
-    n = 300_001
+    n = 150_001
     base = (rng.standard_normal(n) * 0.02).astype("<f4").view("<u4") >> (32 - 8 * unit_bytes)
     base = base.astype(f"<u{unit_bytes}")
     new = base.copy()
     where = rng.random(n) < density
     new[where] += rng.geometric(0.7, int(where.sum())).astype(base.dtype)
-    geometry = Geometry(n, unit_bytes, n, 1, 2**18)
-    for profile in (0, 1, 2):
-        case = Case(base.view(np.uint8), new.view(np.uint8), geometry, profile)
-        expected = encode(reference, case)
-        assert encode(cpu, case).body == expected.body
-        data = case.base.copy()
-        digests = cpu.digest_blocks(data, geometry, 2)
-        args = (geometry, case.params(cpu), digests, 0, geometry.num_blocks, 2)
-        assert cpu.apply_blocks(data, expected.body, *args) == expected.num_changed
-        assert np.array_equal(data, case.new)
+    geometry = Geometry(n, unit_bytes, n, 1, 2**17)
+    case = Case(base.view(np.uint8), new.view(np.uint8), geometry, profile)
+    return case, encode(select("reference"), case)
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 2, 4])
+@pytest.mark.parametrize("density", [0.0005, 0.004, 0.05, 0.6])
+@pytest.mark.parametrize("profile", [0, 1, 2])
+def test_large_blocks_are_equal(cpu, unit_bytes: int, density: float, profile: int) -> None:
+    case, expected = large_case(unit_bytes, density, profile)
+    assert encode(cpu, case).body == expected.body
+    data = case.base.copy()
+    digests = cpu.digest_blocks(data, case.geometry, 2)
+    args = (case.geometry, case.params(cpu), digests, 0, case.geometry.num_blocks, 2)
+    assert cpu.apply_blocks(data, expected.body, *args) == expected.num_changed
+    assert np.array_equal(data, case.new)
 
 
 def apply_outcome(backend: Backend, case: Case, body: bytes) -> bytes | None:

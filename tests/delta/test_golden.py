@@ -17,6 +17,7 @@ from gymfast.errors import FormatError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 RULES = tomllib.loads((GOLDEN / "invalid" / "rules.toml").read_text())
+LISTING_LINE = re.compile(r"^[0-9a-f]{8}  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  |$)", re.MULTILINE)
 IN_PAYLOADS = {"v1_R4_position_group", "v1_R4_value_group", "v1_R4_dense"}
 STRUCTURAL = [n for n, rule in RULES.items() if rule["number"] < 50 and n not in IN_PAYLOADS]
 
@@ -91,8 +92,7 @@ def test_the_parsers_alone_refuse_what_breaks_the_structure(parse, name: str) ->
 def test_the_worked_example_of_the_specification_is_the_golden_frame() -> None:
     text = (GOLDEN.parents[1] / "docs" / "wire-format.md").read_text()
     listing = text.partition("## 11. Worked example")[2].partition("## 12.")[0]
-    lines = re.findall(r"^[0-9a-f]{8}  ((?:[0-9a-f]{2} )*[0-9a-f]{2})(?:  |$)", listing, re.M)
-    assert bytes.fromhex("".join(lines)) == frame_of("valid", "v1_example")
+    assert bytes.fromhex("".join(LISTING_LINE.findall(listing))) == frame_of("valid", "v1_example")
 
 
 def test_golden_weights_use_every_exponent_class() -> None:
