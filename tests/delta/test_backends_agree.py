@@ -70,7 +70,7 @@ def test_encoded_bytes_are_equal(reference, cpu, case: Case, threads: int, updat
 
 @cache
 def large_case(unit_bytes: int, density: float, profile: int) -> tuple[Case, EncodedBlocks]:
-    """Two blocks of weights with this share of small steps, and what the reference makes of them."""
+    """Two blocks with this share of small steps, and what the reference makes of them."""
     rng = np.random.default_rng(unit_bytes)
     n = 150_001
     base = (rng.standard_normal(n) * 0.02).astype("<f4").view("<u4") >> (32 - 8 * unit_bytes)
