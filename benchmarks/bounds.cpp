@@ -1,5 +1,5 @@
-// What one machine can do at best with the bytes of a state: the rows that every codec is compared with.
-// Compiled by bounds.py with the system compiler; no part of gymfast.
+// What one machine can do at best with the bytes of a state: the rows that every codec is compared
+// with. Compiled by bounds.py with the system compiler; no part of gymfast.
 
 #include <algorithm>
 #include <cstddef>

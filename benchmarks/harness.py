@@ -136,7 +136,7 @@ class Timer:
         self._benchmark = benchmark
         self._copy = copy
         self._settings = settings
-        self._flush = np.zeros(4 * l3_bytes(), np.uint8)
+        self._flush = np.zeros(4 * l3_bytes() if settings.is_cold else 0, np.uint8)
 
     def measure(self, run: Callable[[], Any], reset: Callable[[], Any]) -> Samples:
         samples = Samples()
@@ -145,8 +145,7 @@ class Timer:
             reset()
             with _clock(samples.copy_s, samples.copy_cpu_s):
                 self._copy()
-            if self._settings.is_cold:
-                self._flush += 1  # evicts what reset and copy left in the caches
+            self._flush += 1  # evicts what reset and copy left in the caches
 
         def timed() -> None:
             with _clock(samples.wall_s, samples.cpu_s):
@@ -166,11 +165,13 @@ def _clock(wall_s: list[float], cpu_s: list[float]) -> Iterator[None]:
     cpu_s.append(time.process_time() - start_cpu_s)
 
 
-def keep_memory() -> None:
-    """Tells glibc to keep freed memory: rows that make new arrays would else time page faults."""
+def keep_memory() -> bool:
+    """Tells glibc to keep freed memory: rows that make new arrays would else time page faults.
+
+    False on systems without this setting; there such rows are slower.
+    """
     library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt"):
-        m_trim_threshold, m_mmap_threshold, m_top_pad = -1, -3, -2
-        library.mallopt(m_mmap_threshold, 1 << 30)
-        library.mallopt(m_trim_threshold, 2**31 - 1)
-        library.mallopt(m_top_pad, 64 << 20)
+    if not hasattr(library, "mallopt"):
+        return False
+    m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
+    return bool(library.mallopt(m_mmap_max, 0) and library.mallopt(m_trim_threshold, 2**31 - 1))
