@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
+
+import safetensors
 
 from gymfast.demo.events import Published, Served
 
@@ -22,6 +25,20 @@ def fingerprint(tensors: Iterable[NamedBytes]) -> str:
         digest.update(f"{name}\n{size}\n".encode())
         digest.update(data)
     return digest.hexdigest()
+
+
+_deserialize: Callable[[bytes], list[tuple[str, dict[str, bytes]]]] = safetensors.deserialize
+
+
+def read_checkpoint(path: Path) -> list[NamedBytes]:
+    """Names and bytes of a safetensors checkpoint, read as any other program would.
+
+    `path` is a file or a folder of files. Raises OSError if it is not there.
+    """
+    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
+    return [
+        (name, tensor["data"]) for file in files for name, tensor in _deserialize(file.read_bytes())
+    ]
 
 
 @dataclass

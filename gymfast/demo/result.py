@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import msgspec
 
 from gymfast.demo.projection import Projection
 
 SCHEMA = "gymfast.demo/1"
+MarkKind: TypeAlias = Literal[
+    "publish", "serve", "start", "hold", "kill", "damage", "refuse", "repair"
+]
+HarmKind: TypeAlias = Literal["kill", "corruption"]
 
 
 class Machine(msgspec.Struct, frozen=True):
@@ -98,7 +102,7 @@ class Receiver(msgspec.Struct, frozen=True):
 class Incident(msgspec.Struct, frozen=True):
     """Something bad that was done on purpose, and how it ended."""
 
-    kind: Literal["kill", "corruption"]
+    kind: HarmKind
     receiver: str
     version: int
     at_s: float
@@ -121,7 +125,7 @@ class Mark(msgspec.Struct, frozen=True):
 
     at_s: float
     who: str
-    what: Literal["publish", "serve", "start", "hold", "kill", "damage", "refuse", "repair"]
+    what: MarkKind
     version: int | None = None
 
 
@@ -149,6 +153,7 @@ class DemoResult(msgspec.Struct, frozen=True):
     unmeasured: str
     timeline: list[Mark]
 
-    def to_json(self) -> str:
-        """The result as indented JSON."""
-        return msgspec.json.format(msgspec.json.encode(self), indent=2).decode()
+    def to_fields(self) -> dict[str, object]:
+        """The result as plain dicts, lists, texts and numbers, for JSON."""
+        fields: dict[str, object] = msgspec.to_builtins(self)
+        return fields

@@ -56,7 +56,7 @@ def projection_rows(result: DemoResult) -> list[Row]:
             "-" if projection.xor_zstd1_s is None else seconds_text(projection.xor_zstd1_s),
             seconds_text(projection.fast_s),
             seconds_text(projection.small_s),
-            f"{projection.published_s:g} s ({projection.published_dtype})",
+            f"{projection.published_s:g} s {projection.published_dtype}",
         )
         for projection in result.projections
     ]

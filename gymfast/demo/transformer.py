@@ -16,6 +16,7 @@ TorchTensor: TypeAlias = Any
 """A torch.Tensor; torch is optional, so its types are not named here."""
 
 Parameters: TypeAlias = dict[str, TorchTensor]
+MISSING_TORCH = "gymfast demo trains a real model with torch: install gymfast[torch]"
 RESIDUAL = ("o_proj.weight", "down_proj.weight")
 """Matrices that write to the residual stream; they start smaller."""
 
@@ -28,9 +29,7 @@ def load_torch() -> ModuleType:
     try:
         return importlib.import_module("torch")
     except ImportError as error:
-        raise MissingDependencyError(
-            "gymfast demo trains a real model with torch: install gymfast[torch]"
-        ) from error
+        raise MissingDependencyError(MISSING_TORCH) from error
 
 
 def init_parameters(shape: ModelShape, seed: int) -> Parameters:
