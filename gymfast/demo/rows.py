@@ -51,12 +51,12 @@ def projection_rows(result: DemoResult) -> list[Row]:
         (
             projection.model,
             size_text(projection.bf16_bytes),
-            seconds_text(projection.full_s),
-            seconds_text(projection.saving_98_s),
-            "-" if projection.xor_zstd1_s is None else seconds_text(projection.xor_zstd1_s),
-            seconds_text(projection.fast_s),
-            seconds_text(projection.small_s),
-            f"{projection.published_s:g} s {projection.published_dtype}",
+            f"{projection.full_s:.3g}",
+            f"{projection.saving_98_s:.3g}",
+            "-" if projection.xor_zstd1_s is None else f"{projection.xor_zstd1_s:.3g}",
+            f"{projection.fast_s:.3g}",
+            f"{projection.small_s:.3g}",
+            f"{projection.published_s:g} ({projection.published_dtype})",
         )
         for projection in result.projections
     ]

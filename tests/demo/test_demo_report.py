@@ -55,7 +55,7 @@ def test_report_escapes_what_the_machine_says():
 
 def test_report_names_kill_and_damage_and_labels_the_published_figures():
     page = render_report(sample_result())
-    for text in ("SIGKILL in mid-apply", "stored object damaged", "5.73 s FP8", "0.26 s BF16"):
+    for text in ("SIGKILL in mid-apply", "stored object damaged", "5.73 (FP8)", "0.26 (BF16)"):
         assert text in page
     assert "INT4 weights change far less" in page
 
