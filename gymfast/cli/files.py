@@ -13,15 +13,26 @@ from typing import BinaryIO
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
-def check_output(path: Path, *, inputs: Mapping[str, Path], is_forced: bool) -> None:
+def check_output(
+    path: Path,
+    *,
+    inputs: Mapping[str, Path],
+    is_forced: bool,
+    hint: str = "choose another name",
+) -> None:
     """Refuse an output that is one of the inputs, exists (unless forced) or has no folder.
 
     Raises ValueError or FileExistsError with what to do.
     """
     for name, source in inputs.items():
         if _is_same(path, source):
-            raise ValueError(f"the output {path} is {name} itself: choose another file")
-    if path.exists() and not is_forced:
+            raise ValueError(f"the output {path} is {name} itself: {hint}")
+    if path.is_dir():
+        if any(path.iterdir()):
+            raise FileExistsError(
+                errno.EEXIST, "a directory that is not empty: choose another name", str(path)
+            )
+    elif path.exists() and not is_forced:
         raise FileExistsError(errno.EEXIST, "the output exists already: give --force", str(path))
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))

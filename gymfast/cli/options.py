@@ -24,8 +24,9 @@ threads_option = click.option(
     type=click.IntRange(min=1),
     envvar="GYMFAST_THREADS",
     show_envvar=True,
+    show_default="all cores",
     metavar="N",
-    help="Threads of the codec.  [default: all cores]",
+    help="Threads of the codec.",
 )
 force_option = click.option("--force", is_flag=True, help="Replace the output if it exists.")
 run_option = click.option("--run", required=True, metavar="RUN", help="Name of the run.")

@@ -63,11 +63,10 @@ def fsck(
     """
     keys = RunKeys(run)
     log = check_log(store, keys, key)
-    refs = {
-        (record.epoch, ref.digest): (ref, record.seq)
-        for record in reversed(log.linked)
-        for ref in record.frame.objects
-    }
+    refs: dict[tuple[int, str], tuple[ObjectRef, list[int]]] = {}
+    for record in log.linked:
+        for ref in record.frame.objects:
+            refs.setdefault((record.epoch, ref.digest), (ref, []))[1].append(record.seq)
     findings = [
         *log.findings,
         *_check_objects(store, keys, refs, advance if reads_objects else None, reads_objects),
@@ -124,17 +123,17 @@ def _repair(seq: int, versions: dict[int, int], reached: set[int], whole: dict[i
 def _check_objects(
     store: Store,
     keys: RunKeys,
-    refs: dict[tuple[int, str], tuple[ObjectRef, int]],
+    refs: dict[tuple[int, str], tuple[ObjectRef, list[int]]],
     advance: Advance | None,
     reads: bool,
 ) -> Iterator[Finding]:
     total = sum(ref.num_bytes for ref, _ in refs.values())
     done = 0
-    for (epoch, digest), (ref, seq) in refs.items():
+    for (epoch, digest), (ref, places) in refs.items():
         key = keys.object(epoch, digest)
         problem = _check_object(store, key, ref, reads)
         if problem:
-            yield Finding("damage", key, problem, seq=seq)
+            yield from (Finding("damage", key, problem, seq=seq) for seq in places)
         done += ref.num_bytes
         if advance is not None:
             advance(done, total)

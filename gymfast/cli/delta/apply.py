@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymfast.cli.delta.source import check_checkpoint, check_frame
+from gymfast.cli.delta.source import check_checkpoint, check_frame, naming_frame
 from gymfast.cli.files import check_output
 from gymfast.cli.options import EXISTING, EXISTING_FILE, NEW, force_option, threads_option
 from gymfast.cli.output import Output, with_output
@@ -15,6 +15,7 @@ from gymfast.cli.output import Output, with_output
 if TYPE_CHECKING:
     from gymfast.delta.apply import ApplyReport
 
+_HINT = "choose another name, or update BASE with --in-place"
 _EPILOG = """\b
 Examples:
   gymfast delta apply old.safetensors step.gfd -o new.safetensors
@@ -48,16 +49,20 @@ def command(
     """
     if in_place == (out is not None):
         raise click.UsageError("give either -o OUT or --in-place")
+    if out is not None and base.is_file() and out.suffix != ".safetensors":
+        raise click.UsageError(f"BASE is a file, so OUT is one: name it {out.name}.safetensors")
     from gymfast.delta import checkpoint
 
     check_frame(file)
     check_checkpoint(base)
-    with output.progress("apply"):
+    with naming_frame(file), output.progress("apply") as advance:
         if out is None:
-            report = checkpoint.apply_checkpoint_in_place(base, file, threads=threads)
+            report = checkpoint.apply_checkpoint_in_place(
+                base, file, threads=threads, progress=advance
+            )
         else:
-            check_output(out, inputs={"BASE": base, "FILE": file}, is_forced=force)
-            report = checkpoint.apply_checkpoint(base, file, out, threads=threads)
+            check_output(out, inputs={"BASE": base, "FILE": file}, is_forced=force, hint=_HINT)
+            report = checkpoint.apply_checkpoint(base, file, out, threads=threads, progress=advance)
     output.result({"output": str(out or base), **_to_json(report)}, _to_text(out or base, report))
 
 

@@ -1,8 +1,8 @@
-"""Is a checkpoint exactly the state before or after a frame? One pass, one tensor at a time."""
+"""Is a checkpoint exactly the state before or after a frame? Compares digests."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,7 +16,7 @@ _BASE_MISMATCH, _RESULT_MISMATCH, _COVERAGE, _ROOT_MISMATCH = 60, 61, 62, 63
 Entry = tuple[str, str, tuple[int, ...], "Digest"]
 
 
-def check_base(path: Path, info: FrameInfo, entries: Iterator[Entry]) -> bytes:
+def check_base(path: Path, info: FrameInfo, entries: Iterable[Entry]) -> bytes:
     """The root of a checkpoint that is the base of the frame.
 
     Raises CoverageError or ChecksumError that names the first tensor that differs.
@@ -28,7 +28,7 @@ def check_base(path: Path, info: FrameInfo, entries: Iterator[Entry]) -> bytes:
     return _check(text, expected, maybe, entries, (info.base_root, _BASE_MISMATCH))
 
 
-def check_result(path: Path, info: FrameInfo, entries: Iterator[Entry]) -> bytes:
+def check_result(path: Path, info: FrameInfo, entries: Iterable[Entry]) -> bytes:
     """The root of a checkpoint that is the result of the frame; raises like `check_base`."""
     digests = {t.name: t.new_digest or t.base_digest for t in info.tensors}
     expected = {t.name: digests[t.target or t.name] for t in info.tensors if t.status != "removed"}
@@ -40,7 +40,7 @@ def _check(
     text: str,
     expected: Mapping[str, Digest | None],
     maybe: set[str],
-    entries: Iterator[Entry],
+    entries: Iterable[Entry],
     wanted: tuple[bytes, int],
 ) -> bytes:
     from gymfast.delta.records import root_of
@@ -69,28 +69,6 @@ def _check(
             _ROOT_MISMATCH,
         )
     return found_root
-
-
-def read_entries(
-    path: Path, threads: int | None, advance: Callable[[int, int], None]
-) -> Iterator[Entry]:
-    """Name, dtype, shape and digest of every tensor of a checkpoint, read one after the other."""
-    from gymfast.delta.backends import select
-    from gymfast.delta.geometry import plan_geometry
-    from gymfast.delta.safetensors_files import Checkpoint
-    from gymfast.delta.state import digest_of, num_threads
-
-    backend = select()
-    with Checkpoint.open(path) as checkpoint:
-        total = sum(checkpoint.spec(name).num_bytes for name in checkpoint.names)
-        done = 0
-        for name in checkpoint.names:
-            tensor = checkpoint.read(name)
-            geometry = plan_geometry(tensor.dtype, tensor.shape)
-            rows = backend.digest_blocks(tensor.data, geometry, num_threads(threads))
-            yield name, tensor.dtype, tensor.shape, digest_of(rows)
-            done += tensor.num_bytes
-            advance(done, total)
 
 
 def _unknown(name: str, known: list[str]) -> str:

@@ -13,7 +13,7 @@ from gymfast.cli.options import EXISTING, NEW, force_option, profile_option, thr
 from gymfast.cli.output import Output, format_size, with_output
 
 if TYPE_CHECKING:
-    from gymfast.delta.encode import EncodeStats
+    from gymfast.delta.encode import EncodeStats, Profile
 
 _EPILOG = """\b
 Examples:
@@ -37,7 +37,7 @@ def command(
     old: Path,
     new: Path,
     out: Path,
-    profile: str,
+    profile: Profile,
     threads: int | None,
     tiled: bool,
     force: bool,
@@ -52,8 +52,10 @@ def command(
     check_output(out, inputs={"OLD": old, "NEW": new}, is_forced=force)
     check_checkpoint(old)
     check_checkpoint(new)
-    with output.progress("encode"), new_file(out, is_forced=force) as stream:
-        stats = encode_checkpoint(old, new, stream, profile=profile, threads=threads, tiled=tiled)
+    with output.progress("encode") as advance, new_file(out, is_forced=force) as stream:
+        stats = encode_checkpoint(
+            *(old, new, stream), profile=profile, threads=threads, tiled=tiled, progress=advance
+        )
     fields = {
         "output": str(out),
         "raw_bytes": stats.raw_bytes,

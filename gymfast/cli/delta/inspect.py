@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymfast.cli.delta.source import read_frame
+from gymfast.cli.delta.source import naming_frame, read_frame
 from gymfast.cli.options import EXISTING_FILE
 from gymfast.cli.output import Output, format_size, format_table, with_output
 
@@ -36,12 +36,13 @@ def command(output: Output, file: Path, is_bytes: bool) -> None:
     sense, and then the error.
     """
     frame = read_frame(file)
-    if is_bytes:
-        _show_bytes(output, frame)
-        return
-    from gymfast.delta import inspect
+    with naming_frame(file):
+        if is_bytes:
+            _show_bytes(output, frame)
+            return
+        from gymfast.delta import inspect
 
-    info = inspect(frame)
+        info = inspect(frame)
     output.result(describe(info), _to_text(info))
 
 

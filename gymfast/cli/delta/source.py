@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from gymfast.errors import FormatError, NotFoundError
 
 _BAD_MAGIC = 10
+_ABOUT_FRAME = range(10, 60)  # error numbers of docs/wire-format.md section 8
 _FRAME_START = b"GFDF\r\n\x1a"  # without the format version, which the parser judges
 _TORCH = "as torch.save writes it; gymfast never unpickles: save the weights as safetensors"
 _FOREIGN = (
@@ -21,6 +24,18 @@ def read_frame(path: Path) -> bytes:
     """The bytes of a file that begins like a frame; FormatError, with the rest unread, else."""
     check_frame(path)
     return path.read_bytes()
+
+
+@contextmanager
+def naming_frame(path: Path) -> Iterator[None]:
+    """Inside the block, an error about the bytes of a frame also says which file and what to do."""
+    try:
+        yield
+    except FormatError as error:
+        if error.number not in _ABOUT_FRAME or str(path) in str(error):
+            raise
+        text = f"{path}: {error}; copy the frame again, or encode it again"
+        raise type(error)(text, error.number) from error
 
 
 def check_frame(path: Path) -> None:

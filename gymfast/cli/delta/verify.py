@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gymfast.cli.delta.source import check_checkpoint, read_frame
+from gymfast.cli.delta.source import check_checkpoint, naming_frame, read_frame
 from gymfast.cli.options import EXISTING, EXISTING_FILE, threads_option
 from gymfast.cli.output import Output, format_size, with_output
 
@@ -33,10 +33,13 @@ def command(
     applying it. With --base and --result the digests of all tensors of those
     checkpoints are computed and compared; the first that differs is named.
     """
-    from gymfast.cli.delta.compare import check_base, check_result, read_entries
+    from gymfast.cli.delta.compare import check_base, check_result
     from gymfast.delta import verify
+    from gymfast.delta.checkpoint import digest_checkpoint
 
-    info = verify(read_frame(file))
+    frame = read_frame(file)
+    with naming_frame(file):
+        info = verify(frame, threads=threads)
     lines = [
         f"{file}: a sound frame of {len(info.tensors)} tensors, {format_size(info.frame_bytes)}"
     ]
@@ -44,7 +47,7 @@ def command(
         if path is not None:
             check_checkpoint(path)
             with output.progress(f"read {what}") as advance:
-                check(path, info, read_entries(path, threads, advance))
+                check(path, info, digest_checkpoint(path, threads=threads, progress=advance))
             lines.append(f"{path}: exactly the {what} of this frame")
     fields = {
         "frame_bytes": info.frame_bytes,
