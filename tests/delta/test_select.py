@@ -1,0 +1,30 @@
+"""Which back end runs, and what is said where the native one is missing."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from gymfast.delta.backends import select
+from gymfast.errors import MissingDependencyError
+
+
+def test_auto_is_the_native_back_end() -> None:
+    assert select().name == select("auto").name == select("cpu").name == "cpu"
+    assert select("reference").name == "reference"
+
+
+def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(ValueError, match="'gpu', expected one of auto, cpu, reference"):
+        select("gpu")
+
+
+@pytest.mark.parametrize("name", ["auto", "cpu"])
+def test_a_missing_extension_module_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.delitem(sys.modules, "gymfast.delta.backends.cpu", raising=False)
+    monkeypatch.delattr("gymfast._core", raising=False)
+    monkeypatch.setitem(sys.modules, "gymfast._core", None)
+    with pytest.raises(MissingDependencyError, match=r"gymfast\._core.*backend='reference'"):
+        select(name)
+    assert select("reference").name == "reference"
