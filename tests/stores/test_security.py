@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -257,3 +258,25 @@ def test_every_error_of_a_store_is_one_printable_line(store: FileStore) -> None:
         with pytest.raises(GymfastError) as caught:
             attempt()
         assert str(caught.value).isprintable()
+
+
+def test_I61_no_operation_leaks_a_descriptor(store: FileStore, outside: Path) -> None:
+    (Path(store.root) / "link").symlink_to(outside)
+    (Path(store.root) / "folder").mkdir()
+
+    def use_everything() -> None:
+        for key in ("a/b/c", "a/b", "link", "link/file", "folder", "folder/x/y", "x"):
+            for attempt in (*_attempts(store, key), lambda key=key: store.delete(key)):
+                with suppress(StoreError):
+                    attempt()
+        with suppress(ZeroDivisionError):
+            store.put("k", (1 // 0 for _ in "x"))
+        next(store.list(""), None)
+        store.sweep_temporaries(0)
+        store.free_bytes()
+
+    use_everything()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        use_everything()
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
