@@ -147,7 +147,7 @@ class _Copier:
         for step in steps:
             if step.action in (Action.COPY, Action.TIE):
                 followers.append(step)
-            elif step.action is not Action.REMOVE:
+            elif step.record.kind is not Kind.REMOVED:
                 num_changed += self._write(step)
         for step in followers:
             self._follow(step)

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from gymfast.delta.apply_plan import Action, Step
+from gymfast.delta.apply_plan import Step
 from gymfast.delta.files import read_into, read_whole, sync_directory, write_all
+from gymfast.delta.frame import Kind
 from gymfast.delta.safetensors_files import (
     DEFAULT_NAME,
     INDEX_SUFFIX,
@@ -52,7 +53,8 @@ def plan_shards(source: Checkpoint | None, steps: list[Step], file_name: str) ->
 
     file_name is the name of the only file if there is no source, or it is a single file.
     """
-    new = {step.name: (step.name, *step.spec) for step in steps if step.action is not Action.REMOVE}
+    live = (step for step in steps if step.record.kind is not Kind.REMOVED)
+    new = {step.name: (step.name, *step.spec) for step in live}
     if source is None:
         return [_shard(file_name, new.values(), {"format": "pt"})]
     layout: list[tuple[str, list[Entry], dict[str, str]]] = []

@@ -43,11 +43,11 @@ def parse(frame: Frame, backend: str = "auto") -> ParsedFrame:
             raise
         return parse_frame(view)
     try:
-        fields = _core.parse_frame(view)
-    except FormatError:
-        parse_frame(view)  # says more about what is wrong
-        raise
-    return _parsed(fields, view)
+        return _parsed(_core.parse_frame(view), view)
+    except FormatError as error:
+        native = error
+    parse_frame(view)  # says more about what is wrong
+    raise native
 
 
 def parse_file(frame: Path | str | Frame, backend: str = "auto") -> ParsedFrame:
