@@ -3,6 +3,10 @@
 namespace gymfast {
 namespace GYMFAST_NAMESPACE {
 
+// Changes ahead whose cache line is asked for; the lists have 128 spare entries, and a wrong address
+// costs nothing.
+constexpr std::uint32_t kPrefetchDistance = 96;
+
 struct ValueGroup {
   std::uint32_t count = 0;
   unsigned mode = 0, low_bits = 0, gap_low_bits = 0, flip_low_bits = 0;
@@ -124,7 +128,7 @@ class SparseReader {
       if (error != Error::kOk) return error;
       for (std::uint32_t i = 0; i < group.count; ++i) set_code(first + i, values[i], &out[i]);
     } else {
-      for (std::uint32_t i = 0; i < group.count; ++i) set_code(first + i, 0, &out[i]);
+      set_unit_steps(first, group.count, out);
     }
     if (group.mode == 1) {
       Error error = unpack<true>(group.gap_low_bits, group.num_exceptions, group.count, gaps);
@@ -176,6 +180,26 @@ class SparseReader {
     *code = static_cast<T>((negative != 0 ? 0u - size : size) & kMask);
   }
 
+  // Codes of steps of one unit in the last place: all that most changes are. Writes up to 63 more.
+  void set_unit_steps(std::uint32_t first, std::uint32_t count, T* out) const {
+    constexpr T kMinus = static_cast<T>(T(~T{0}) >> 1);
+    for (std::uint32_t i = 0; i < count; i += 32) {
+      std::uint64_t bits;
+      std::memcpy(&bits, signs_ + ((first + i) >> 3), 8);
+      const auto negative = static_cast<std::uint32_t>(bits >> ((first + i) & 7));
+#if GYMFAST_LEVEL == 2
+      if constexpr (sizeof(T) == 2) {
+        _mm512_storeu_si512(out + i, _mm512_mask_blend_epi16(negative, _mm512_set1_epi16(1),
+                                                             _mm512_set1_epi16(kMinus)));
+        continue;
+      }
+#endif
+      for (unsigned j = 0; j < 32; ++j) {
+        out[i + j] = (negative >> j & 1) != 0 ? kMinus : T{1};
+      }
+    }
+  }
+
   const ApplyJob& job_;
   Scratch& scratch_;
   HeaderReader header_;
@@ -201,8 +225,6 @@ inline Error unpack_fast(const ApplyJob& job, Scratch& s, std::uint32_t* count) 
   if (error != Error::kOk) return error;
   error = reader.unpack_positions(positions, s.index);
   if (error != Error::kOk) return error;
-  const T* data = reinterpret_cast<const T*>(job.data);
-  for (std::uint32_t i = 0; i < positions.count; ++i) __builtin_prefetch(data + s.index[i], 1);
   error = reader.unpack_values(values, 0, reinterpret_cast<T*>(s.after));
   if (error != Error::kOk) return error;
   *count = positions.count;
@@ -245,7 +267,6 @@ inline Error unpack_balanced(const ApplyJob& job, Scratch& s, std::uint32_t* cou
   error = reader.unpack_positions(positions, s.index);
   if (error != Error::kOk) return error;
   const T* data = reinterpret_cast<const T*>(job.data);
-  for (std::uint32_t i = 0; i < positions.count; ++i) __builtin_prefetch(data + s.index[i], 1);
   T* sorted = reinterpret_cast<T*>(s.after_sorted);
   for (int c = 0; c < kNumClasses; ++c) {
     if (groups[c].count == 0) continue;
@@ -258,6 +279,7 @@ inline Error unpack_balanced(const ApplyJob& job, Scratch& s, std::uint32_t* cou
   std::memcpy(next, starts, sizeof(next));
   T* codes = reinterpret_cast<T*>(s.after);
   for (std::uint32_t i = 0; i < positions.count; ++i) {
+    __builtin_prefetch(data + s.index[i + kPrefetchDistance], 1);
     const unsigned c = class_of(data[s.index[i]], job.params);
     // A wrong base can send more units to a class than it has codes: clamp, then refuse below.
     codes[i] = sorted[std::min(next[c], positions.count - 1)];
@@ -394,6 +416,7 @@ inline Status apply_block(const ApplyJob& job, Scratch& s, Digest& partial,
   T* before = reinterpret_cast<T*>(s.before);
   T* after = reinterpret_cast<T*>(s.after);
   for (std::uint32_t i = 0; i < k; ++i) {
+    __builtin_prefetch(data + s.index[i + kPrefetchDistance], 1);
     before[i] = data[s.index[i]];
     after[i] = apply_code(before[i], after[i]);
   }

@@ -27,6 +27,9 @@ struct ClassWindow {
     // Words past the end are never chosen: no rank reaches their count.
     std::memcpy(before[64], before[words], sizeof(before[64]));
     for (; words < 64; ++words) std::memset(before[words], 0xFF, sizeof(before[words]));
+#if GYMFAST_LEVEL == 2
+    transpose_before();
+#endif
   }
 
   std::uint32_t total(int c) const { return before[64][c]; }
@@ -34,13 +37,61 @@ struct ClassWindow {
   // Position of the unit of class c with this rank in the window; rank < total(c).
   std::uint32_t select(int c, std::uint32_t rank) const {
     std::uint32_t word = 0;
+#if GYMFAST_LEVEL == 2
+    const __m512i r = _mm512_set1_epi16(static_cast<short>(rank));
+    const __mmask32 low = _mm512_cmple_epu16_mask(_mm512_load_si512(by_class[c]), r);
+    const __mmask32 high = _mm512_cmple_epu16_mask(_mm512_load_si512(by_class[c] + 32), r);
+    word = popcount64(std::uint64_t{low} | std::uint64_t{high} << 32) - 1;
+#else
     for (std::uint32_t step = 32; step != 0; step >>= 1) {
       word += before[word + step][c] <= rank ? step : 0;
     }
+#endif
     return 64 * word + select64(masks[word][c], rank - before[word][c]);
   }
 
  private:
+#if GYMFAST_LEVEL == 2
+  alignas(64) std::uint16_t by_class[kNumClasses][64];  // `before`, transposed
+
+  // Pairs of words become 32-bit lanes, one lane a class; then two 16x16 transposes of lanes.
+  void transpose_before() {
+    alignas(64) std::uint16_t order[32];
+    for (std::uint16_t c = 0; c < 16; ++c) {
+      order[2 * c] = c;
+      order[2 * c + 1] = static_cast<std::uint16_t>(c + 16);
+    }
+    const __m512i pairs = _mm512_load_si512(order);
+    for (int half = 0; half < 2; ++half) {
+      __m512i a[16], b[16];
+      for (int i = 0; i < 16; ++i) {
+        a[i] = _mm512_permutexvar_epi16(pairs, _mm512_load_si512(before[32 * half + 2 * i]));
+      }
+      for (int i = 0; i < 16; i += 2) {
+        b[i] = _mm512_unpacklo_epi32(a[i], a[i + 1]);
+        b[i + 1] = _mm512_unpackhi_epi32(a[i], a[i + 1]);
+      }
+      for (int i = 0; i < 16; i += 4) {
+        a[i] = _mm512_unpacklo_epi64(b[i], b[i + 2]);
+        a[i + 1] = _mm512_unpackhi_epi64(b[i], b[i + 2]);
+        a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
+        a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
+      }
+      // a[4 * g + j] holds, in its 128-bit lane m, class 4 * m + j of word pairs 4 * g .. 4 * g + 3.
+      for (int j = 0; j < 4; ++j) {
+        const __m512i x0 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x44);
+        const __m512i x1 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xEE);
+        const __m512i y0 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0x44);
+        const __m512i y1 = _mm512_shuffle_i32x4(a[8 + j], a[12 + j], 0xEE);
+        _mm512_store_si512(by_class[j] + 32 * half, _mm512_shuffle_i32x4(x0, y0, 0x88));
+        _mm512_store_si512(by_class[4 + j] + 32 * half, _mm512_shuffle_i32x4(x0, y0, 0xDD));
+        _mm512_store_si512(by_class[8 + j] + 32 * half, _mm512_shuffle_i32x4(x1, y1, 0x88));
+        _mm512_store_si512(by_class[12 + j] + 32 * half, _mm512_shuffle_i32x4(x1, y1, 0xDD));
+      }
+    }
+  }
+#endif
+
   template <class T>
   std::size_t fill_whole_words(const T* units, std::size_t count, const BlockParams& p) {
     std::size_t words = 0;
