@@ -8,9 +8,10 @@ Source: docs/sync-protocol.md sections 5 and 6.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from enum import Enum
 
-from gymfast.sync.manifest import EpochRecord, LogRecord
+from gymfast.sync.manifest import LogRecord
 
 
 class Step(Enum):
@@ -80,13 +81,12 @@ CLAIM: dict[tuple[Step, Answer], Step] = {
 }
 
 
-def classify(found: LogRecord, epoch: int, nonce: str) -> Answer:
-    """Whose record lies where the attempt `nonce` of the publisher of `epoch` wanted to be.
+def classify(found: LogRecord, nonce: str, earlier: Collection[str]) -> Answer:
+    """Whose record lies where the attempt `nonce` wanted to be.
 
-    An epoch number is given once, to the creator of its epoch record, so records with it are ours.
+    `earlier` are the nonces of all attempts of this publisher for that place: one that was given up
+    may still have been carried out.
     """
     if found.nonce == nonce:
         return Answer.MINE
-    if found.epoch == epoch and not isinstance(found, EpochRecord):
-        return Answer.EARLIER
-    return Answer.OTHER
+    return Answer.EARLIER if found.nonce in earlier else Answer.OTHER

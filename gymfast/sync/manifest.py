@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
 from gymfast.errors import FormatError
 
-FORMAT = 1
+FORMAT: Final = 1
 MAX_RECORD_BYTES = 64 << 20
 MAX_SMALL_RECORD_BYTES = 1 << 20  # hints, leases and positions
 MAX_OBJECT_BYTES = 512 << 20
@@ -142,7 +142,7 @@ class PositionRecord(
 LogRecord = EpochRecord | VersionRecord | AnchorRecord
 StateRecord = VersionRecord | AnchorRecord
 
-_R = TypeVar("_R", EpochRecord, VersionRecord, AnchorRecord)
+_R = TypeVar("_R", bound=_LogRecord)
 _encoder = msgspec.json.Encoder(order=None)
 
 
@@ -207,7 +207,7 @@ def check_key(key: bytes | None) -> bytes | None:
     return key
 
 
-def _mac(record: LogRecord, key: bytes) -> str:
+def _mac(record: msgspec.Struct, key: bytes) -> str:
     unsigned = encode(msgspec.structs.replace(record, mac=""))
     return hmac.new(key, unsigned, hashlib.sha256).hexdigest()
 

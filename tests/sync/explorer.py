@@ -43,6 +43,7 @@ class Writer(NamedTuple):
     num_publishes: int = 0
     num_starts: int = 0
     claim: int = 0
+    earlier: tuple[str, ...] = ()
 
 
 class Reader(NamedTuple):
@@ -255,7 +256,11 @@ def _begin_publish(world: World, i: int, writer: Writer, rules: Rules) -> Moves:
     attempt = _version_record(writer, nonce, root, rules.checks_base)
     snapshot = root if rules.promotes_early else writer.snapshot
     begun = writer._replace(
-        step=rules.first_step, attempt=attempt, num_publishes=number, snapshot=snapshot
+        step=rules.first_step,
+        attempt=attempt,
+        num_publishes=number,
+        snapshot=snapshot,
+        earlier=(*writer.earlier, nonce),
     )
     yield f"publish {number}", _with_writer(world, i, begun)
 
@@ -291,7 +296,7 @@ def _answers(world: World, i: int, writer: Writer) -> Iterator[tuple[str, Answer
 def _read_back(world: World, writer: Writer, made: Made) -> Iterator[tuple[str, Answer, World]]:
     if made.record.seq <= len(world.log):
         found = world.log[made.record.seq - 1]
-        yield "found", classify(found.record, writer.epoch, made.record.nonce), world
+        yield "found", classify(found.record, made.record.nonce, writer.earlier), world
     else:
         yield "absent", Answer.ABSENT, world
         yield "absent, no time left", Answer.GIVE_UP, world
@@ -304,7 +309,7 @@ def _enter_step(world: World, i: int, writer: Writer, step: Step, rules: Rules) 
     after = writer._replace(step=step)
     if step is Step.ADVANCE or step is Step.ADOPT:
         tip = _tip_after(writer.tip, world.log[made.record.seq - 1])
-        after = after._replace(tip=tip)
+        after = after._replace(tip=tip, earlier=())
         if step is Step.ADVANCE:
             attempt = _epoch_record(tip, made.record.nonce)
             after = after._replace(attempt=attempt)
@@ -325,7 +330,7 @@ def _done(world: World, writer: Writer, made: Made) -> Writer:
     if made not in world.log:
         raise ViolationError("a publisher was told of a commit that the log does not hold")
     tip = _tip_after(writer.tip, made)
-    after = writer._replace(step=None, attempt=None, tip=tip)
+    after = writer._replace(step=None, attempt=None, tip=tip, earlier=())
     if writer.is_claiming:
         epoch = made.record.epoch
         return after._replace(is_claiming=False, epoch=epoch, claim=epoch)

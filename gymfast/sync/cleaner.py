@@ -1,0 +1,166 @@
+"""Carries out what retention.py decides: marks the floor, heeds leases, deletes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+
+from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
+from gymfast.stores.base import Store
+from gymfast.sync.clock import Clock, SystemClock
+from gymfast.sync.keys import RunKeys, number_of, object_of
+from gymfast.sync.log import Log
+from gymfast.sync.manifest import (
+    MAX_SMALL_RECORD_BYTES,
+    LeaseRecord,
+    LogRecord,
+    parse_lease,
+)
+from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
+
+LEASE_GRACE_US = 60_000_000
+"""Time after its expiry for which a lease still counts: clocks of two machines differ."""
+_DEAD_LEASE_US = 86_400_000_000
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class CleanReport:
+    """What retention did, or would do; `records` are the places deleted.
+
+    `held_by` is the oldest record that a lease needs, if that kept something from deletion.
+    `failures` are tried again the next time.
+    """
+
+    floor: int = 0
+    records: tuple[int, ...] = ()
+    num_objects: int = 0
+    num_bytes: int = 0
+    num_leases: int = 0
+    held_by: int | None = None
+    failures: tuple[str, ...] = ()
+
+
+def collect(
+    store: Store,
+    run: str,
+    *,
+    keep: int,
+    dry_run: bool = False,
+    key: bytes | None = None,
+    clock: Clock | None = None,
+) -> CleanReport:
+    """Retention from outside, safe beside a live publisher.
+
+    Objects of the newest epoch stay for its publisher, who may have a commit in flight.
+    Raises NotFoundError if the store has no such run, ValueError if keep is under 1.
+    """
+    log = Log(store, RunKeys(run), key)
+    records = read_records(log)
+    if not records:
+        raise NotFoundError(f"{store.url} has no run '{run}': nothing lies in its log")
+    cleaner = Cleaner(store, log.keys, clock or SystemClock(), keep, is_owner=False)
+    newest_epoch = max(record.epoch for record in records.values())
+    return cleaner.clean(records, newest_epoch, dry_run=dry_run)
+
+
+def read_records(log: Log) -> dict[int, LogRecord]:
+    """All sound records of a log by place, whether they hang together or not."""
+    records: dict[int, LogRecord] = {}
+    for seq in log.places():
+        try:
+            records[seq] = log.read(seq)[0]
+        except NotFoundError:
+            continue
+        except FormatError as error:
+            _log.warning("retention of run '%s' leaves %s", log.keys.run, error)
+    return records
+
+
+@dataclass(frozen=True)
+class Cleaner:
+    """Retention of one run; `is_owner` is True for its publisher, between two commits."""
+
+    store: Store
+    keys: RunKeys
+    clock: Clock
+    keep: int
+    is_owner: bool
+
+    def clean(
+        self, records: Mapping[int, LogRecord], newest_epoch: int, *, dry_run: bool = False
+    ) -> CleanReport:
+        """Deletes what no kept version and no lease needs; `records` are all that the log holds.
+
+        What cannot be deleted is a warning and is left for the next time (R42).
+        Raises StoreError if the store cannot be read, or the floor not be marked.
+        """
+        floor = floor_of([records[seq] for seq in sorted(records)], self.keep)
+        if floor > 1 and not dry_run:
+            self._mark(floor)
+        leases = list(self._leases())
+        now_us = self.clock.wall_us()
+        held_by = lowest_lease([lease for _, lease in leases], now_us, LEASE_GRACE_US)
+        stored = [place for key in self._listed() if (place := object_of(key)) is not None]
+        found = deletion(
+            records, stored, limited(floor, held_by), newest_epoch, is_owner=self.is_owner
+        )
+        dead = [key for key, lease in leases if lease.expires_us + _DEAD_LEASE_US <= now_us]
+        objects = [self.keys.object(*place) for place in found.objects]
+        num_bytes = sum(self._size(key) for key in objects)
+        victims = [*map(self.keys.record, found.records), *objects, *dead, *self._old_floors(floor)]
+        failures = () if dry_run else tuple(self._delete(victims))
+        is_held = held_by is not None and held_by < floor
+        return CleanReport(
+            floor=floor,
+            records=found.records,
+            num_objects=len(objects),
+            num_bytes=num_bytes,
+            num_leases=len(leases),
+            held_by=held_by if is_held else None,
+            failures=failures,
+        )
+
+    def _mark(self, floor: int) -> None:
+        with suppress(ConflictError):
+            key = self.keys.floor(floor)
+            if self.store.has_create_only:
+                self.store.create(key, b"")
+            else:
+                self.store.put(key, b"")
+
+    def _leases(self) -> Iterator[tuple[str, LeaseRecord]]:
+        for key in self.store.list(self.keys.readers_prefix):
+            try:
+                blob = self.store.get(key, max_bytes=MAX_SMALL_RECORD_BYTES)
+                lease = parse_lease(blob, f"'{key}' in {self.store.url}")
+            except NotFoundError:
+                continue
+            except FormatError as error:
+                _log.warning("a damaged lease is ignored: %s", error)
+                continue
+            if lease.run == self.keys.run:
+                yield key, lease
+
+    def _listed(self) -> Iterator[str]:
+        return self.store.list(self.keys.objects_prefix)
+
+    def _old_floors(self, floor: int) -> list[str]:
+        keys = self.store.list(self.keys.floors_prefix)
+        return [key for key in keys if (number_of(key) or floor) < floor]
+
+    def _size(self, key: str) -> int:
+        try:
+            return self.store.size(key)
+        except StoreError:
+            return 0
+
+    def _delete(self, keys: list[str]) -> Iterator[str]:
+        for key in keys:
+            try:
+                self.store.delete(key)
+            except StoreError as error:
+                _log.warning("retention of run '%s' goes on without: %s", self.keys.run, error)
+                yield f"{key}: {error}"

@@ -1,0 +1,122 @@
+"""Frames as objects: cut into parts on the way out, put together and checked on the way in."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from gymfast.errors import ChecksumError, NotFoundError, StoreError
+from gymfast.stores.base import Store
+from gymfast.sync.keys import RunKeys
+from gymfast.sync.manifest import MAX_OBJECT_BYTES, FrameRef, ObjectRef
+
+DEFAULT_OBJECT_BYTES = 64 << 20
+_READ_BYTES = 8 << 20
+
+
+def check_object_bytes(object_bytes: int) -> int:
+    """The number itself; ValueError if no object may be that large, or it is not positive."""
+    if not 1 <= object_bytes <= MAX_OBJECT_BYTES:
+        raise ValueError(f"object_bytes is {object_bytes}, expected 1 to {MAX_OBJECT_BYTES}")
+    return object_bytes
+
+
+@dataclass
+class FrameWriter:
+    """Puts the sections of one frame as objects of at most `object_bytes`, one in memory at a time.
+
+    `seconds` is the time of all puts, hashing included.
+    """
+
+    store: Store
+    keys: RunKeys
+    epoch: int
+    object_bytes: int
+    seconds: float = 0.0
+    refs: list[ObjectRef] = field(default_factory=list)
+    _made: list[str] = field(default_factory=list)
+
+    def write(self, sections: Iterable[bytes]) -> FrameRef:
+        """The reference of the frame, once all its objects are durable."""
+        buffer = bytearray()
+        for section in sections:
+            view = memoryview(section)
+            while view.nbytes:
+                part = view[: self.object_bytes - len(buffer)]
+                buffer += part
+                view = view[part.nbytes :]
+                if len(buffer) == self.object_bytes:
+                    self._put(buffer)
+                    buffer = bytearray()
+        if buffer:
+            self._put(buffer)
+        return FrameRef(sum(ref.num_bytes for ref in self.refs), tuple(self.refs))
+
+    def is_confirmed(self) -> bool:
+        """True if every object is readable with its length.
+
+        Raises StoreError if an object has another length.
+        """
+        for ref in self.refs:
+            key = self.keys.object(self.epoch, ref.digest)
+            try:
+                size = self.store.size(key)
+            except NotFoundError:
+                return False
+            if size != ref.num_bytes:
+                raise StoreError(
+                    f"'{key}' in {self.store.url} has {size} bytes after a put of {ref.num_bytes}"
+                )
+        return True
+
+    def discard(self) -> None:
+        """Deletes what this writer made new; only for frames that no record can name any more."""
+        for key in self._made:
+            with suppress(StoreError):
+                self.store.delete(key)
+        self._made.clear()
+        self.refs.clear()
+
+    def _put(self, data: bytearray) -> None:
+        start_s = time.perf_counter()
+        ref = ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
+        key = self.keys.object(self.epoch, ref.digest)
+        if not self._is_there(key):
+            self._made.append(key)
+        self.store.put(key, memoryview(data))
+        self.refs.append(ref)
+        self.seconds += time.perf_counter() - start_s
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self.store.size(key)
+        except NotFoundError:
+            return False
+        return True
+
+
+def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
+    """The bytes of an object, a few MiB at a time; the last piece comes after the check of all.
+
+    Raises NotFoundError if it is absent, ChecksumError if its length or digest is not that of the
+    record: nothing of it may be used then.
+    """
+    size = store.size(key)
+    if size != ref.num_bytes:
+        raise ChecksumError(
+            f"'{key}' in {store.url} has {size} bytes, its record says {ref.num_bytes}: the object "
+            "is damaged"
+        )
+    sha = hashlib.sha256()
+    for start in range(0, size, _READ_BYTES):
+        piece = store.get_range(key, start, min(_READ_BYTES, size - start))
+        sha.update(piece)
+        if start + len(piece) == size and sha.hexdigest() != ref.digest:
+            raise ChecksumError(
+                f"'{key}' in {store.url}: SHA-256 {sha.hexdigest()[:16]}…, expected "
+                f"{ref.digest[:16]}…: the store returned damaged bytes"
+            )
+        yield piece

@@ -1,0 +1,154 @@
+"""The publisher's snapshot: the state that was committed last, and the way to the next one."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from gymfast.delta.backends import select
+from gymfast.delta.encode import Encoder, EncodeStats, Profile, profile_index
+from gymfast.delta.encode_pass import EncodePass, Options
+from gymfast.delta.encode_plan import plan_frame
+from gymfast.delta.geometry import num_bytes_of
+from gymfast.delta.state import State, num_threads
+from gymfast.delta.tensors import Weights, spec_of
+from gymfast.errors import GymfastError
+
+_UNDO_BYTES_PER_CHANGE = 8  # at most; source: gymfast.delta.Encoder
+
+
+@dataclass(frozen=True)
+class EncodeSettings:
+    """How frames are made."""
+
+    profile: Profile = "auto"
+    backend: str = "auto"
+    threads: int | None = None
+    tiled: bool = False
+
+
+class UndoTooLargeError(GymfastError):
+    """The way back from a version outgrew its budget: publish an anchor instead."""
+
+
+class Snapshot:
+    """The committed state and one pending state after it; `promote` or `rollback` ends that.
+
+    Without a committed state, `copy` makes the pending one; with one, `delta` does, in place.
+    """
+
+    def __init__(self, settings: EncodeSettings) -> None:
+        """No state yet. Raises ValueError for settings that the codec does not know."""
+        profile_index(settings.profile)
+        self._settings = settings
+        self._committed: State | None = None
+        self._pending: State | None = None
+        self._encoder: Encoder | None = None
+        self._committed_root: str | None = None
+        self.stats = EncodeStats(0, 0, 0, 0, 0.0)
+
+    @property
+    def root(self) -> str | None:
+        """The root of the committed state; None if there is none in memory."""
+        return self._committed_root
+
+    @property
+    def new_root(self) -> str:
+        """The root of the newest state: the pending one, else the committed one."""
+        return self._new.root.hex()
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held."""
+        states = {id(s): s for s in (self._committed, self._pending) if s is not None}
+        return sum(state.size_bytes for state in states.values())
+
+    @property
+    def num_tensors(self) -> int:
+        """Tensors of the newest state, tied ones each."""
+        return len(self._new.slots)
+
+    @property
+    def schema(self) -> str:
+        """SHA-256 over names, dtypes and shapes of the newest state, in ascending order."""
+        specs = sorted((name.encode(), *slot.spec) for name, slot in self._new.slots.items())
+        return hashlib.sha256(repr(specs).encode()).hexdigest()
+
+    def copy(self, weights: Weights) -> None:
+        """Makes a copy of the weights the pending state."""
+        s = self._settings
+        self._pending = State.copy_of(weights, tiled=s.tiled, backend=s.backend, threads=s.threads)
+
+    def delta(self, weights: Weights, undo_bytes: int) -> Iterator[bytes]:
+        """Sections of the delta to `weights`, which become the pending state in the same pass.
+
+        Raises UndoTooLargeError once the way back takes more than `undo_bytes`.
+        """
+        assert self._encoder is not None, "only a committed state has deltas"
+        self._pending = self._committed
+        kept_bytes = self._kept_bytes(weights)
+        for section in self._encoder.encode(weights):
+            self.stats = self._encoder.stats
+            changes = _UNDO_BYTES_PER_CHANGE * self.stats.num_changed
+            needed = kept_bytes + min(changes, self.stats.raw_bytes)
+            if needed > undo_bytes:
+                raise UndoTooLargeError(f"the way back needs {needed} of {undo_bytes} bytes")
+            yield section
+
+    def anchor(self) -> Iterator[bytes]:
+        """Sections of a full frame of the newest state, which stays as it is."""
+        s, state = self._settings, self._new
+        empty = State(tiled=s.tiled, backend=s.backend, threads=s.threads)
+        options = Options(select(s.backend), num_threads(s.threads), profile_index(s.profile))
+        one_pass = EncodePass(empty, plan_frame(empty, state.tensors), options, update=False)
+        for section in one_pass.sections():
+            self.stats = one_pass.stats
+            yield section
+
+    def promote(self) -> None:
+        """The newest state is the committed one from now on."""
+        s = self._settings
+        if self._encoder is None:
+            self._encoder = Encoder(
+                self._new, profile=s.profile, backend=s.backend, threads=s.threads
+            )
+        else:
+            self._encoder.commit()
+        self._committed, self._committed_root = self._new, self.new_root
+        self._pending = None
+
+    def rollback(self) -> None:
+        """Puts the exact committed state back; safe to repeat.
+
+        If that fails (see Encoder.rollback) there is no committed state in memory any more.
+        """
+        self._pending = None
+        if self._encoder is not None:
+            try:
+                self._encoder.rollback()
+            except GymfastError:
+                self.drop()
+
+    def drop(self) -> None:
+        """Gives the memory of all states back."""
+        self._committed = self._pending = self._encoder = self._committed_root = None
+
+    @property
+    def _new(self) -> State:
+        newest = self._pending or self._committed
+        assert newest is not None, "there is no state in memory"
+        return newest
+
+    def _kept_bytes(self, weights: Weights) -> int:
+        """Bytes of old tensors that are replaced or removed: the way back keeps them whole."""
+        assert self._committed is not None
+        new = {name: spec_of(value, name) for name, value in weights.items()}
+        slots = self._committed.slots.items()
+        return sum(s.tensor.num_bytes for name, s in slots if new.get(name) != s.spec)
+
+
+def bytes_of(weights: Weights) -> int:
+    """Bytes of all tensors, tied ones each, from their dtypes and shapes."""
+    specs = (spec_of(value, str(name)) for name, value in weights.items())
+    return sum(num_bytes_of(dtype, shape) for dtype, shape in specs)
