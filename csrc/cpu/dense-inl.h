@@ -100,12 +100,9 @@ inline bool encode_dense(const Changes<T>& changes, const T* next, std::size_t n
     const std::uint32_t rest = Layout::rest(next[i]);
     std::memcpy(out, &rest, Layout::kRestBytes);
   }
-  std::memset(out, 0, 8);
   BitWriter unary(out);
   for (std::size_t i = 0; i < n; ++i) {
-    unsigned quotient = plan.index_of[symbols[i]] >> plan.low_bits;
-    for (; quotient >= 48; quotient -= 48) unary.put(0, 48);
-    unary.put(std::uint64_t{1} << quotient, quotient + 1);
+    unary.put_unary(static_cast<std::uint32_t>(plan.index_of[symbols[i]]) >> plan.low_bits);
   }
   unary.finish();
   payload->resize(size);

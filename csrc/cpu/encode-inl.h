@@ -43,6 +43,17 @@ inline bool split_values(const T* before, const T* after, std::size_t count, std
     any_flip |= static_cast<std::uint32_t>(after[i] ^ before[i]);
   }
   std::size_t i = 0;
+#if GYMFAST_LEVEL == 2
+  if constexpr (sizeof(T) == 2) {
+    const __m512i mask = _mm512_set1_epi16(kMask);
+    for (; i + 32 <= count; i += 32) {
+      const __m512i a = _mm512_and_si512(_mm512_loadu_si512(after + i), mask);
+      const __m512i b = _mm512_and_si512(_mm512_loadu_si512(before + i), mask);
+      const std::uint32_t bits = _mm512_cmplt_epi16_mask(a, b);
+      std::memcpy(negative + i / 8, &bits, 4);
+    }
+  }
+#endif
   for (; i < count; i += 64) {
     std::uint64_t bits = 0;
     const std::size_t end = std::min<std::size_t>(64, count - i);
@@ -254,9 +265,9 @@ inline void write_sparse(const SparsePlan& plan, const Scratch& s,
   const std::size_t sign_bytes = (plan.num_changes + 7u) / 8;
   std::memcpy(out, s.negative, sign_bytes);
   out += sign_bytes;
-  std::memset(out, 0, 8);
-  std::uint64_t bit = 0;
-  for (unsigned i = 0; i < plan.num_arrays; ++i) bit = pack_unary(out, bit, plan.arrays[i]);
+  BitWriter unary(out);
+  for (unsigned i = 0; i < plan.num_arrays; ++i) pack_unary(unary, plan.arrays[i]);
+  unary.finish();
   payload->resize(size);
 }
 

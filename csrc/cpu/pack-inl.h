@@ -57,6 +57,10 @@ class BitWriter {
     pending_ >>= used_ & ~7u;
     used_ &= 7;
   }
+  void put_unary(std::uint32_t quotient) {
+    for (; quotient >= 48; quotient -= 48) put(0, 48);
+    put(std::uint64_t{1} << quotient, quotient + 1);
+  }
   std::uint8_t* finish() {
     std::memcpy(out_, &pending_, 8);
     return out_ + (used_ != 0);
@@ -93,20 +97,22 @@ inline void pack_lows(BitWriter& writer, const SplitRice& array) {
   for (; i < array.count; ++i) writer.put(array.x[i] & mask, l);
 }
 
-// Sets the ones of the unary part from bit `bit` on; the stream was zeroed. Returns the next bit.
-inline std::uint64_t pack_unary(std::uint8_t* stream, std::uint64_t bit, const SplitRice& array) {
-  std::uint64_t word = bit >> 6, pending;
-  std::memcpy(&pending, stream + 8 * word, 8);
-  for (std::uint32_t i = 0; i < array.count; ++i) {
-    bit += array.x[i] >> array.low_bits;
-    const std::uint64_t now = bit >> 6;
-    pending = now == word ? pending : 0;
-    pending |= std::uint64_t{1} << (bit & 63);
-    std::memcpy(stream + 8 * now, &pending, 8);
-    word = now;
-    ++bit;
+inline void pack_unary(BitWriter& writer, const SplitRice& array) {
+  const unsigned l = array.low_bits;
+  std::uint32_t i = 0;
+  for (; i + 4 <= array.count; i += 4) {
+    const std::uint32_t a = array.x[i] >> l, b = array.x[i + 1] >> l;
+    const std::uint32_t c = array.x[i + 2] >> l, d = array.x[i + 3] >> l;
+    if ((a | b | c | d) > 12) [[unlikely]] {
+      for (const std::uint32_t quotient : {a, b, c, d}) writer.put_unary(quotient);
+      continue;
+    }
+    const unsigned at_b = a + b + 1, at_c = at_b + c + 1, at_d = at_c + d + 1;
+    const std::uint64_t ones = std::uint64_t{1} << a | std::uint64_t{1} << at_b |
+                               std::uint64_t{1} << at_c | std::uint64_t{1} << at_d;
+    writer.put(ones, at_d + 1);
   }
-  return bit;
+  for (; i < array.count; ++i) writer.put_unary(array.x[i] >> l);
 }
 
 // Reads a bounded bit stream; the memory has kPayloadPadding readable bytes behind it.
