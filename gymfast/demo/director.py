@@ -87,6 +87,7 @@ class Director:
             if message is not None:
                 self._handle(message)
             self._read_from_outside()
+            self._repair(max(self.log.audit.published, default=-1))
             if self._is_over():
                 return self.log
         raise AssertionError("messages never end")
@@ -160,7 +161,7 @@ class Director:
         for harm in self._harms:
             if harm.kind == "kill" and event.is_restart and name in harm.waiting:
                 held = "nothing" if event.version is None else f"version {event.version}, whole"
-                harm.detail += f"; the restarted process found {held}"
+                harm.detail += f"; the restarted process found {held},"
 
     def _note_damage(self, event: events.Damaged) -> None:
         self._damaged = event
@@ -175,10 +176,18 @@ class Director:
         if self._damaged is None:
             return
         self._refused.add(name)
-        if self._refused == set(RECEIVERS):
-            flip_byte(self.store_path / self._damaged.key, self._damaged.offset)
-            self._mark("trainer", "repair", self._damaged.version)
-            self._narrator.say("demo", "both refused it: the byte is flipped back", "bold green")
+
+    def _repair(self, newest: int) -> None:
+        """Restore the damaged object once both have refused it and later versions wait behind it.
+
+        `newest` is the newest published version.
+        """
+        damaged = self._damaged
+        if damaged and self._refused == set(RECEIVERS) and newest > damaged.version:
+            flip_byte(self.store_path / damaged.key, damaged.offset)
+            self._mark("trainer", "repair", damaged.version)
+            text = f"both refused version {damaged.version}: its byte is flipped back"
+            self._narrator.say("demo", text, "bold green")
             self._damaged = None
 
     def _note_served(self, name: str, event: events.Served) -> None:

@@ -46,6 +46,8 @@ class Learner:
         self, shape: ModelShape, schedule: Schedule, text: NDArray[np.uint8], seed: int
     ) -> None:
         self.torch = load_torch()
+        if schedule.num_threads:
+            self.torch.set_num_threads(schedule.num_threads)
         self.torch.manual_seed(seed)
         self.shape = shape
         self.schedule = schedule

@@ -53,7 +53,7 @@ def weight_shapes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Steps, batch shapes and time limits of the trainer."""
+    """Steps, batch shapes and time limits of the trainer; `num_threads` 0 leaves it to torch."""
 
     warmup_steps: int
     warmup_batch: int
@@ -65,6 +65,7 @@ class Schedule:
     prompt_length: int
     completion_length: int
     training_limit_s: float
+    num_threads: int = 0
 
 
 FULL_SHAPE = ModelShape(num_layers=8, width=512, num_heads=8, hidden=1408)
@@ -75,12 +76,12 @@ FULL_SCHEDULE = Schedule(
     warmup_batch=4,
     warmup_length=96,
     warmup_learning_rate=7e-4,
-    warmup_limit_s=30.0,
+    warmup_limit_s=25.0,
     num_prompts=4,
     group_size=4,
     prompt_length=48,
     completion_length=32,
-    training_limit_s=45.0,
+    training_limit_s=40.0,
 )
 QUICK_SCHEDULE = Schedule(
     warmup_steps=20,
@@ -93,6 +94,7 @@ QUICK_SCHEDULE = Schedule(
     prompt_length=24,
     completion_length=12,
     training_limit_s=8.0,
+    num_threads=1,
 )
 
 

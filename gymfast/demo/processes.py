@@ -21,7 +21,8 @@ from gymfast.demo.events import AnyEvent, parse
 from gymfast.errors import DeadlineError, GymfastError
 
 END_WAIT_S = 5.0
-LOG_TAIL_CHARS = 2000
+ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE"}
+"""torch's threads share the cores with the receivers: they must not spin while they wait."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class Child:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 start_new_session=True,
-                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                env={**ENVIRONMENT, **os.environ},
             )
         self._reader = threading.Thread(target=self._read, args=(inbox,), daemon=True)
         self._reader.start()
@@ -78,13 +79,17 @@ class Child:
             self.process.stdout.close()
 
     def failure(self) -> str:
-        """Why it ended, with the end of what it wrote to stderr."""
+        """Why it ended, with the last line of what it wrote to stderr."""
         code = self.process.poll()
         reason = (
             f"signal {signal.Signals(-code).name}" if code and code < 0 else f"exit code {code}"
         )
-        tail = self.log.read_text(encoding="utf-8", errors="replace")[-LOG_TAIL_CHARS:].strip()
-        return f"the {self.name} process ended with {reason}" + (f":\n{tail}" if tail else "")
+        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "it wrote nothing")
+        return (
+            f"the {self.name} process ended with {reason}: {last} "
+            "(run again with --keep DIR to see its whole log)"
+        )
 
     def _read(self, inbox: queue.Queue[Message]) -> None:
         assert self.process.stdout is not None

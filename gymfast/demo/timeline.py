@@ -70,7 +70,7 @@ def _draw_mark(drawing: Drawing, mark: Mark, x: float, y: float) -> None:
         drawing.circle(x, y, 5, "dot small", title)
         drawing.text(x, y - 14, version.strip(), "small-text", "middle")
     elif mark.what == "start":
-        drawing.path(f"M{x - 4:.1f} {y - 8:.1f}l9 8l-9 8z", "start", title)
+        drawing.path(f"M{x:.1f} {y + 8:.1f}l10 7l-10 7z", "start", title)
     elif mark.what == "kill":
         drawing.path(f"M{x - 7:.1f} {y - 7:.1f}l14 14m0 -14l-14 14", "cross", title)
     elif mark.what == "refuse":

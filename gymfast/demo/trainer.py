@@ -23,9 +23,6 @@ from gymfast.stores import FileStore
 if TYPE_CHECKING:
     from gymfast.sync import Publisher
 
-KEEP_ALL = 1 << 20
-"""Versions to keep: the demo replays all of them at the end."""
-
 
 class Trainer:
     """Trains and publishes; tells every step."""
@@ -38,7 +35,10 @@ class Trainer:
         self.store = DamagingStore(FileStore(store_path), self._tell_damage)
         text = load_text()
         self.learner = Learner(options.shape, options.schedule, text, options.seed)
-        self.publisher: Publisher = Publisher(self.store, RUN, profile="small")
+        keep = options.num_versions + 1  # all of them: the demo replays them at the end
+        self.publisher: Publisher = Publisher(
+            self.store, RUN, profile="small", anchor_every=keep, keep=keep
+        )
         weights = self.learner.publishable()
         events.tell(
             events.TrainerReady(
@@ -47,7 +47,7 @@ class Trainer:
                 state_bytes=2 * self.learner.num_parameters,
                 text_bytes=text.size,
                 uses_bf16=self.learner.fast_bf16,
-                torch_version=self.learner.torch.__version__,
+                torch_version=str(self.learner.torch.__version__),
             )
         )
 
@@ -91,7 +91,7 @@ class Trainer:
             events.Published(
                 version=result.version,
                 kind=result.kind,
-                root=result.root.hex() if isinstance(result.root, bytes) else result.root,
+                root=result.root,
                 fingerprint=truth,
                 num_changed=result.num_changed,
                 raw_bytes=result.raw_bytes,
