@@ -63,6 +63,10 @@ inline void diff_u16_avx512(std::uint16_t* base, const std::uint16_t* next, std:
   alignas(64) std::uint16_t iota[32];
   for (std::uint16_t j = 0; j < 32; ++j) iota[j] = j;
   const __m512i first = _mm512_load_si512(iota), step = _mm512_set1_epi16(32);
+  // Locals: a vector store may alias the fields of `out`.
+  std::uint32_t* const index = out.index;
+  std::uint16_t* const before = out.before;
+  std::uint16_t* const after = out.after;
   std::size_t k = out.count;
   const std::size_t whole = n & ~std::size_t{31};
   for (std::size_t start = 0; start < whole; start += kChunk) {
@@ -73,8 +77,8 @@ inline void diff_u16_avx512(std::uint16_t* base, const std::uint16_t* next, std:
       const __m512i a = _mm512_loadu_si512(base + i), b = _mm512_loadu_si512(next + i);
       const __mmask32 mask = _mm512_cmpneq_epi16_mask(a, b);
       _mm512_storeu_si512(local + m, _mm512_maskz_compress_epi16(mask, position));
-      _mm512_storeu_si512(out.before + k + m, _mm512_maskz_compress_epi16(mask, a));
-      _mm512_storeu_si512(out.after + k + m, _mm512_maskz_compress_epi16(mask, b));
+      _mm512_storeu_si512(before + k + m, _mm512_maskz_compress_epi16(mask, a));
+      _mm512_storeu_si512(after + k + m, _mm512_maskz_compress_epi16(mask, b));
       if constexpr (kUpdate) _mm512_storeu_si512(base + i, b);
       position = _mm512_add_epi16(position, step);
       m += static_cast<std::size_t>(_mm_popcnt_u32(mask));
@@ -82,16 +86,16 @@ inline void diff_u16_avx512(std::uint16_t* base, const std::uint16_t* next, std:
     const __m512i offset = _mm512_set1_epi32(static_cast<int>(start));
     for (std::size_t j = 0; j < m; j += 16) {
       const __m256i narrow = _mm256_load_si256(reinterpret_cast<const __m256i*>(local + j));
-      _mm512_storeu_si512(out.index + k + j,
+      _mm512_storeu_si512(index + k + j,
                           _mm512_add_epi32(_mm512_cvtepu16_epi32(narrow), offset));
     }
     k += m;
   }
   for (std::size_t i = whole; i < n; ++i) {
     if (base[i] == next[i]) continue;
-    out.index[k] = static_cast<std::uint32_t>(i);
-    out.before[k] = base[i];
-    out.after[k] = next[i];
+    index[k] = static_cast<std::uint32_t>(i);
+    before[k] = base[i];
+    after[k] = next[i];
     ++k;
     if constexpr (kUpdate) base[i] = next[i];
   }
@@ -150,6 +154,11 @@ inline std::size_t diff_ranks_u16_avx512(std::uint16_t* base, const std::uint16_
   for (int j = 0; j < 64; ++j) iota[j] = static_cast<std::uint8_t>(j);
   const __m512i lanes = _mm512_load_si512(iota), one = _mm512_set1_epi64(1);
   __m512i units0 = _mm512_setzero_si512(), units1 = units0;
+  std::uint32_t* const index = out.index;
+  std::uint32_t* const ranks = out.rank;
+  std::uint16_t* const before = out.before;
+  std::uint16_t* const after = out.after;
+  std::uint8_t* const classes_out = out.classes;
   std::size_t k = out.count;
   const std::size_t whole = n & ~std::size_t{63};
   for (std::size_t i = 0; i < whole; i += 64) {
@@ -162,17 +171,17 @@ inline std::size_t diff_ranks_u16_avx512(std::uint16_t* base, const std::uint16_
     const __m512i classes = vectors.classes(a0, a1);
     __m512i mask0, mask1;
     vectors.masks(classes, &mask0, &mask1);
-    _mm512_storeu_si512(out.before + k, _mm512_maskz_compress_epi16(m0, a0));
-    _mm512_storeu_si512(out.before + k + count0, _mm512_maskz_compress_epi16(m1, a1));
-    _mm512_storeu_si512(out.after + k, _mm512_maskz_compress_epi16(m0, b0));
-    _mm512_storeu_si512(out.after + k + count0, _mm512_maskz_compress_epi16(m1, b1));
+    _mm512_storeu_si512(before + k, _mm512_maskz_compress_epi16(m0, a0));
+    _mm512_storeu_si512(before + k + count0, _mm512_maskz_compress_epi16(m1, a1));
+    _mm512_storeu_si512(after + k, _mm512_maskz_compress_epi16(m0, b0));
+    _mm512_storeu_si512(after + k + count0, _mm512_maskz_compress_epi16(m1, b1));
     if constexpr (kUpdate) {
       _mm512_storeu_si512(base + i, b0);
       _mm512_storeu_si512(base + i + 32, b1);
     }
     __m512i where = _mm512_maskz_compress_epi8(changed, lanes);
     __m512i which = _mm512_maskz_compress_epi8(changed, classes);
-    _mm512_storeu_si512(out.classes + k, which);
+    _mm512_storeu_si512(classes_out + k, which);
     const __m256i start = _mm256_set1_epi32(static_cast<int>(i));
     for (unsigned done = 0;;) {
       const __m512i t = _mm512_cvtepu8_epi64(_mm512_castsi512_si128(where));
@@ -182,9 +191,9 @@ inline std::size_t diff_ranks_u16_avx512(std::uint16_t* base, const std::uint16_
       const __m512i below = _mm512_sub_epi64(_mm512_sllv_epi64(one, t), one);
       const __m512i rank =
           _mm512_add_epi64(units, _mm512_popcnt_epi64(_mm512_and_si512(mask, below)));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.rank + k + done),
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(ranks + k + done),
                           _mm512_cvtepi64_epi32(rank));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.index + k + done),
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(index + k + done),
                           _mm256_add_epi32(start, _mm512_cvtepi64_epi32(t)));
       done += 8;
       if (done >= count) break;
