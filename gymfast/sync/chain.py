@@ -6,7 +6,7 @@ Pure: no I/O, no clock. The rules are C1..C8 of docs/sync-protocol.md section 4.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -157,7 +157,7 @@ def _foreign(record: LogRecord, run: str) -> str:
 class Costs:
     """What a plan minimises: bytes, where each request counts like `request_bytes` more."""
 
-    request_bytes: int = 1 << 20
+    request_bytes: int = 64 << 10
 
     def of(self, frame: FrameRef) -> int:
         """Cost of fetching a frame."""
@@ -204,11 +204,13 @@ def plan(
     *,
     at_least: int | None = None,
     costs: Costs | None = None,
+    unusable: Collection[int] = (),
 ) -> Plan:
     """The cheapest way to version `target` (the newest if None) that skips no version.
 
     `entries` are consecutive. If `applied` (the exact state held, None if unknown or broken) lies
-    in the log, they begin with the record after it. `at_least` is the version served last.
+    in the log, they begin with the record after it. `at_least` is the version served last,
+    `unusable` are records whose frames are damaged.
     Raises ChainError if the target is older than that or cannot be reached from what is known,
     NotFoundError if it is not published yet.
     """
@@ -217,7 +219,7 @@ def plan(
     target = _target(entries, applied, target, lowest)
     if applied is not None and target == applied.version:
         return Plan((), _last_of(entries, target) or applied)
-    best = _cheapest(entries, applied, target, costs)
+    best = _cheapest(entries, applied, target, costs, unusable)
     if best is None:
         raise ChainError(_unreachable(entries, applied, target))
     return best
@@ -250,7 +252,11 @@ def _last_of(entries: Sequence[Entry], version: int) -> Tip | None:
 
 
 def _cheapest(
-    entries: Sequence[Entry], applied: Tip | None, target: int, costs: Costs
+    entries: Sequence[Entry],
+    applied: Tip | None,
+    target: int,
+    costs: Costs,
+    unusable: Collection[int],
 ) -> Plan | None:
     """Walk back from the target; every full state on the way, and the held state, is a start."""
     end = _last_of(entries, target)
@@ -263,16 +269,16 @@ def _cheapest(
         record = entry.record
         if isinstance(record, EpochRecord):
             continue
-        if is_full(record):
+        is_usable = record.seq not in unusable
+        if is_full(record) and is_usable:
             steps = (Step("anchor", record, entry.tip), *reversed(deltas))
             best = _better(best, Plan(steps, end, cost + costs.of(record.frame)))
         if isinstance(record, VersionRecord):
-            if record.kind == "anchor":
+            if record.kind == "anchor" or not is_usable:
                 return best
             deltas.append(Step("delta", record, entry.tip))
             cost += costs.of(record.frame)
-    starts_here = applied is not None and applied.seq + 1 == entries[0].record.seq
-    if starts_here:
+    if applied is not None and applied.seq + 1 == entries[0].record.seq:
         best = _better(best, Plan(tuple(reversed(deltas)), end, cost))
     return best
 

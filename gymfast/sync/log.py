@@ -111,7 +111,7 @@ class Log:
             except (
                 FormatError
             ) as error:  # it may have been of either sort: neither number is used again
-                _raise_if_foreign(error)
+                self.raise_if_foreign(error)
                 epoch, version = epoch + 1, None if version is None else version + 1
             else:
                 epoch = max(epoch, record.epoch)
@@ -120,13 +120,18 @@ class Log:
             tip = Tip(seq, digest_of(blob), epoch, version, "")
         return tip
 
+    def raise_if_foreign(self, error: FormatError) -> None:
+        """Raises the error if it is of a signature: damage is worked around, forgery is not."""
+        if error.number == NUMBER_MAC:
+            raise error
+
     def _read_if_sound(self, seq: int) -> Found | None:
         try:
             record, digest = self.read(seq)
         except NotFoundError:
             return None
         except FormatError as error:
-            _raise_if_foreign(error)
+            self.raise_if_foreign(error)
             _log.warning("record %d of run '%s' is damaged: %s", seq, self.keys.run, error)
             return None
         return record, digest
@@ -145,12 +150,6 @@ class Log:
             else:
                 entries.append(enter(record, digest, self.keys.run))
         return entries
-
-
-def _raise_if_foreign(error: FormatError) -> None:
-    """Damage is worked around, a signature of somebody else is not."""
-    if error.number == NUMBER_MAC:
-        raise error
 
 
 def _state(record: LogRecord) -> StateRecord:

@@ -13,7 +13,8 @@ class State(Enum):
     EMPTY = "empty"  # holds no version of this run
     CLEAN = "clean"  # holds exactly the served version
     APPLYING = "applying"  # was clean, is being written
-    HEALING = "healing"  # was empty or inconsistent, an anchor is being written
+    FILLING = "filling"  # was empty, an anchor is being written
+    HEALING = "healing"  # was inconsistent, an anchor is being written
     INCONSISTENT = "inconsistent"  # may hold anything; must not be served
 
 
@@ -24,13 +25,13 @@ class Event(Enum):
     BEGIN = "begin"  # deltas on the served version are about to be written
     BEGIN_ANCHOR = "begin_anchor"  # an anchor, which needs no base, is about to be written
     VERIFIED = "verified"  # the destination was verified to hold the new version
-    UNTOUCHED = "untouched"  # it failed, and the old state was verified to be intact
+    UNTOUCHED = "untouched"  # it failed, and the old bytes were verified to be intact
     BROKEN = "broken"  # it failed after a write, or damage was found
 
 
 TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.EMPTY, Event.ADOPT): State.CLEAN,
-    (State.EMPTY, Event.BEGIN_ANCHOR): State.HEALING,
+    (State.EMPTY, Event.BEGIN_ANCHOR): State.FILLING,
     (State.EMPTY, Event.BROKEN): State.INCONSISTENT,
     (State.CLEAN, Event.BEGIN): State.APPLYING,
     (State.CLEAN, Event.BEGIN_ANCHOR): State.APPLYING,
@@ -38,6 +39,9 @@ TRANSITIONS: dict[tuple[State, Event], State] = {
     (State.APPLYING, Event.VERIFIED): State.CLEAN,
     (State.APPLYING, Event.UNTOUCHED): State.CLEAN,
     (State.APPLYING, Event.BROKEN): State.INCONSISTENT,
+    (State.FILLING, Event.VERIFIED): State.CLEAN,
+    (State.FILLING, Event.UNTOUCHED): State.EMPTY,
+    (State.FILLING, Event.BROKEN): State.INCONSISTENT,
     (State.HEALING, Event.VERIFIED): State.CLEAN,
     (State.HEALING, Event.UNTOUCHED): State.INCONSISTENT,
     (State.HEALING, Event.BROKEN): State.INCONSISTENT,

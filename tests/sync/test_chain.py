@@ -311,6 +311,7 @@ def test_a_target_serves_again_only_after_verification_or_proof_that_nothing_cha
     into_clean = {(s, e) for (s, e), to in TRANSITIONS.items() if to is State.CLEAN}
     assert {e for _, e in into_clean} == {Event.VERIFIED, Event.UNTOUCHED, Event.ADOPT}
     assert (State.HEALING, Event.UNTOUCHED) not in into_clean
+    assert (State.FILLING, Event.UNTOUCHED) not in into_clean
 
 
 def test_every_state_can_be_left_towards_clean():

@@ -1,0 +1,122 @@
+"""Plans, takes a lease, and fetches all frames of the plan; plans again where something is gone."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+
+from gymfast.errors import FormatError, NotFoundError, StoreError
+from gymfast.sync.chain import Costs, Plan, Step
+from gymfast.sync.clock import Clock, Deadline
+from gymfast.sync.lease import Lease
+from gymfast.sync.log import Log
+from gymfast.sync.staging import Advance, Staged, StagedFrame, Stager
+from gymfast.sync.view import View
+
+_FIRST_PAUSE_S = 0.05
+_LONGEST_PAUSE_S = 5.0
+_NUM_READS = 3  # of an object that comes back damaged, before it counts as damaged in the store
+_log = logging.getLogger(__name__)
+
+
+class _PlanAgainError(Exception):
+    """Something that the plan needs is gone or damaged."""
+
+
+class Fetcher:
+    """Brings a version into staging. `timeout_s` bounds each wait in which nothing arrives."""
+
+    def __init__(
+        self, log: Log, view: View, stager: Stager, lease: Lease, clock: Clock, timeout_s: float
+    ) -> None:
+        self._log = log
+        self._view = view
+        self._stager = stager
+        self._lease = lease
+        self._clock = clock
+        self._timeout_s = timeout_s
+        self._unusable: set[int] = set()
+        self._advance: Advance | None = None
+        self._num_bytes = 0
+
+    def fetch(
+        self, target: int | None, costs: Costs, *, is_decoded: bool, advance: Advance | None
+    ) -> Staged:
+        """All frames that lead to the target, checked and held.
+
+        Raises ChainError and NotFoundError if there is no way to it, BudgetError if it cannot be
+        staged, FormatError for damaged frames without which there is no way, StoreError and
+        DeadlineError. Nothing is held then.
+        """
+        self._unusable.clear()
+        self._advance = advance
+        deadline = Deadline(self._clock, self._timeout_s)
+        for _ in deadline.pauses(0.0, _LONGEST_PAUSE_S):
+            plan = self._view.plan(target, costs, self._unusable)
+            if not plan.steps:
+                return Staged(plan, ())
+            self._stager.require_room(plan)
+            self._lease.take(plan.first_seq)
+            if self._is_gone(plan):
+                self._view.reload()
+                continue
+            try:
+                return self._fetch_all(plan, is_decoded=is_decoded)
+            except _PlanAgainError as error:
+                _log.warning("run '%s': planning again: %s", self._log.keys.run, error)
+                self._view.reload()
+                deadline = Deadline(self._clock, self._timeout_s)
+        deadline.require(f"fetching from run '{self._log.keys.run}'")
+        raise StoreError(f"run '{self._log.keys.run}' cannot be fetched")
+
+    def _is_gone(self, plan: Plan) -> bool:
+        """True if retention may have deleted what the plan needs before the lease was seen."""
+        return self._log.floor() > plan.first_seq
+
+    def _fetch_all(self, plan: Plan, *, is_decoded: bool) -> Staged:
+        start_s, verify_before = time.perf_counter(), self._stager.verify_s
+        self._num_bytes = 0
+        with ExitStack() as stack:
+            frames: list[StagedFrame] = []
+            for step in plan.steps:
+                frame = self._fetch_one(plan, step, is_decoded=is_decoded)
+                stack.callback(frame.close)
+                frames.append(frame)
+            stack.pop_all()
+        verify_s = self._stager.verify_s - verify_before
+        fetch_s = time.perf_counter() - start_s - verify_s
+        return Staged(plan, tuple(frames), fetch_s, verify_s)
+
+    def _fetch_one(self, plan: Plan, step: Step, *, is_decoded: bool) -> StagedFrame:
+        num_before, num_reads = self._num_bytes, 0
+        deadline = Deadline(self._clock, self._timeout_s)
+        where = f"version {step.record.version} (record {step.record.seq})"
+        error: StoreError | None = None
+
+        def tick(num_bytes: int) -> None:
+            self._lease.renew()
+            self._num_bytes += num_bytes
+            if self._advance is not None:
+                self._advance(self._num_bytes, plan.num_bytes)
+
+        for _ in deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+            self._num_bytes = num_before
+            try:
+                return self._stager.fetch(step, tick, is_decoded=is_decoded)
+            except FormatError as damage:
+                num_reads += 1
+                if num_reads == _NUM_READS:
+                    self._unusable.add(step.record.seq)
+                    raise _PlanAgainError(f"{where} is damaged: {damage}") from damage
+            except NotFoundError as missing:
+                error = missing
+                if self._is_gone(plan):
+                    raise _PlanAgainError(f"{where} was deleted: {missing}") from missing
+            except StoreError as failure:
+                error = failure
+        if isinstance(error, NotFoundError):
+            self._unusable.add(step.record.seq)
+            raise _PlanAgainError(f"{where} is lost: {error}") from error
+        deadline.require(f"fetching {where}: {error}")
+        raise StoreError(f"{where} cannot be fetched: {error}")

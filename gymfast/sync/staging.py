@@ -1,0 +1,177 @@
+"""Fetches the frames of a plan, checks them, and keeps them until they are installed."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import BinaryIO
+
+from gymfast.delta import FrameInfo, inspect, verify
+from gymfast.delta.files import os_errors
+from gymfast.errors import BudgetError, FormatError
+from gymfast.stores.base import Store
+from gymfast.sync.budget import require_staging
+from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
+from gymfast.sync.keys import RunKeys
+from gymfast.sync.manifest import StateRecord
+from gymfast.sync.objects import read_object
+
+Advance = Callable[[int, int], None]
+
+
+class _Bytes:
+    """The bytes of a frame, in memory or in a file of the staging folder that has no name."""
+
+    def __init__(self, data: bytes | None = None, file: BinaryIO | None = None) -> None:
+        self._data = data
+        self._file = file
+
+    def read(self) -> bytes:
+        if self._file is None:
+            return self._data or b""
+        self._file.seek(0)
+        return self._file.read()
+
+    def close(self) -> None:
+        self._data = None
+        if self._file is not None:
+            self._file.close()
+
+
+@dataclass(frozen=True)
+class StagedFrame:
+    """A frame that was checked against its record."""
+
+    step: Step
+    info: FrameInfo
+    held: _Bytes = field(repr=False)
+
+    def read(self) -> bytes:
+        """The bytes of the frame; those in a file are read anew each time."""
+        return self.held.read()
+
+    def close(self) -> None:
+        """Gives memory and disk back."""
+        self.held.close()
+
+
+@dataclass
+class Staged:
+    """All frames of a plan, ready to be installed."""
+
+    plan: Plan
+    frames: tuple[StagedFrame, ...]
+    fetch_s: float = 0.0
+    verify_s: float = 0.0
+
+    @property
+    def version(self) -> int:
+        """The version that is reached."""
+        assert self.plan.end.version is not None
+        return self.plan.end.version
+
+    def close(self) -> None:
+        """Gives memory and disk back."""
+        for frame in self.frames:
+            frame.close()
+
+    def __enter__(self) -> Staged:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Stager:
+    """Brings frames from a store into memory or, with `folder`, into files that have no name."""
+
+    def __init__(
+        self, store: Store, keys: RunKeys, folder: Path | None, max_bytes: int | None
+    ) -> None:
+        self._store = store
+        self._keys = keys
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self.verify_s = 0.0
+
+    def require_room(self, plan: Plan) -> None:
+        """Raises BudgetError with the numbers if the frames of the plan cannot all be staged."""
+        if self._folder is None:
+            require_staging(plan.num_bytes, self._max_bytes, "memory")
+            return
+        if self._max_bytes is not None:
+            require_staging(plan.num_bytes, self._max_bytes, str(self._folder))
+        free = shutil.disk_usage(self._folder).free
+        if free < plan.num_bytes:
+            raise BudgetError(
+                f"frames of {plan.num_bytes} bytes are to be staged in {self._folder}, which has "
+                f"{free} bytes free: make room, or name another staging_dir"
+            )
+
+    def fetch(self, step: Step, tick: Callable[[int], None], *, is_decoded: bool) -> StagedFrame:
+        """One frame, checked against its record; `tick` is told the bytes of each piece.
+
+        `is_decoded` also decodes all that needs no base. Adds to `verify_s`.
+        Raises NotFoundError, ChecksumError, FormatError or StoreError; nothing is kept then.
+        """
+        held = self._read(step.record, tick)
+        start_s = time.perf_counter()
+        try:
+            frame = held.read()
+            info = verify(frame) if is_decoded else inspect(frame)
+            _check_info(step, info)
+        except BaseException:
+            held.close()
+            raise
+        self.verify_s += time.perf_counter() - start_s
+        return StagedFrame(step, info, held)
+
+    def _read(self, record: StateRecord, tick: Callable[[int], None]) -> _Bytes:
+        pieces = self._pieces(record, tick)
+        if self._folder is None:
+            return _Bytes(b"".join(pieces))
+        with os_errors("stage a frame in", self._folder), ExitStack() as stack:
+            file = stack.enter_context(tempfile.TemporaryFile(dir=self._folder))
+            for piece in pieces:
+                file.write(piece)
+            file.flush()
+            stack.pop_all()
+        return _Bytes(file=file)
+
+    def _pieces(self, record: StateRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
+        for ref in record.frame.objects:
+            key = self._keys.object(record.epoch, ref.digest)
+            for piece in read_object(self._store, key, ref):
+                tick(len(piece))
+                yield piece
+
+
+def _check_info(step: Step, info: FrameInfo) -> None:
+    """Raises FormatError where frame and record disagree."""
+    record = step.record
+    base_root = EMPTY_ROOT
+    if step.kind == "delta":
+        base_root = getattr(record, "base_root", EMPTY_ROOT)
+    pairs: Sequence[tuple[str, object, object]] = (
+        ("base root", info.base_root.hex(), base_root),
+        ("root", info.new_root.hex(), record.root),
+        ("size", info.frame_bytes, record.frame.num_bytes),
+        ("tensors", sum(t.kind != "removed" for t in info.tensors), record.num_tensors),
+    )
+    for what, found, expected in pairs:
+        if found != expected:
+            raise FormatError(
+                f"record {record.seq}, version {record.version}: the frame has {what} {found}, the "
+                f"record says {expected}: this frame belongs to another record"
+            )

@@ -1,0 +1,193 @@
+"""What a subscriber knows of the log, and the way from the state it holds to a wanted version."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection
+
+from gymfast.errors import ChainError, FormatError, NotFoundError
+from gymfast.sync.chain import Costs, Entry, Plan, Tip, follow, is_full, plan
+from gymfast.sync.clock import Clock
+from gymfast.sync.log import Log
+
+GAP_PATIENCE_S = 30.0
+"""How long a missing record may be one that is not visible yet, before it counts as lost."""
+_log = logging.getLogger(__name__)
+Planned = Callable[[list[Entry], int | None], Plan]
+
+
+class View:
+    """Consecutive entries of the log, from the held state or from a full state on.
+
+    `held` is the newest place this reader has ever served: nothing older is accepted. `applied`
+    is the exact state that the target has, None if it has none or may be broken.
+    """
+
+    def __init__(self, log: Log, clock: Clock, held: Tip | None) -> None:
+        self._log = log
+        self._clock = clock
+        self._gap_since_s: float | None = None
+        self._is_damaged = False
+        self.held = held
+        self.applied: Tip | None = None
+        self.entries: list[Entry] = []
+        self.moved_s = clock.monotonic_s()
+
+    @property
+    def newest(self) -> int | None:
+        """The newest version known; None if there is none."""
+        if self.entries and self.entries[-1].tip.version is not None:
+            return self.entries[-1].tip.version
+        return self.held.version if self.held else None
+
+    @property
+    def created_us(self) -> int | None:
+        """When the newest record known was made, by its publisher's clock."""
+        return self.entries[-1].record.created_us if self.entries else None
+
+    def refresh(self) -> None:
+        """Takes in the records that have become visible.
+
+        Raises ChainError for a log that does not continue what this reader has seen.
+        """
+        before = self._end
+        if before is None or not self._follow(before):
+            self._load_if_needed(before)
+        if self._end != before:
+            self.moved_s = self._clock.monotonic_s()
+            self._gap_since_s = None
+
+    def find(self, root: str) -> Tip | None:
+        """The newest place in the log whose state has this root."""
+        entries = self._log.load(lambda record: record.root == root)
+        self._check_continues(entries)
+        tips = [e.tip for e in entries if e.tip.root == root and e.tip.version is not None]
+        return tips[-1] if tips else None
+
+    def plan(self, target: int | None, costs: Costs, unusable: Collection[int]) -> Plan:
+        """The plan for a target; with damaged frames, None leads to the newest that can be reached.
+
+        Raises ChainError and NotFoundError as gymfast.sync.chain.plan does.
+        """
+        at_least = self.held.version if self.held else None
+
+        def planned(entries: list[Entry], version: int | None) -> Plan:
+            return plan(
+                entries,
+                self.applied,
+                version,
+                at_least=at_least,
+                costs=costs,
+                unusable=unusable,
+            )
+
+        try:
+            return planned(self.entries, target)
+        except ChainError:
+            older = self._log.load(
+                lambda r: r.seq not in unusable and (target is None or r.version <= target)
+            )
+            self._check_continues(older)
+            entries = self._after_applied(older)
+            if target is not None or not unusable:
+                return planned(entries, target)
+            return self._newest_reachable(planned, entries)
+
+    def advance(self, tip: Tip) -> None:
+        """The target holds exactly the state at `tip` from now on."""
+        self.held = self.applied = tip
+        self.entries = self._after_applied(self.entries)
+
+    def set_applied(self, tip: Tip | None) -> None:
+        """What the target holds after an install; None if it may hold anything."""
+        if tip is None:
+            self.applied = None
+        else:
+            self.advance(tip)
+
+    def reload(self) -> None:
+        """Forgets the entries and begins with the newest full state."""
+        entries = self._log.load()
+        self._check_continues(entries)
+        if entries and (self.held is None or entries[-1].tip.seq >= self.held.seq):
+            self.entries = self._after_applied(entries)
+
+    def ensure_full(self) -> None:
+        """Begins with a full state where there is no held state to begin with."""
+        if self.applied is None and not any(is_full(entry.record) for entry in self.entries):
+            self.reload()
+
+    @property
+    def _end(self) -> Tip | None:
+        return self.entries[-1].tip if self.entries else self.applied
+
+    def _follow(self, end: Tip) -> bool:
+        """True if records were added after `end`, and none of those needed may be deleted."""
+        self._is_damaged = False
+        added: list[Entry] = []
+        while True:
+            tip = added[-1].tip if added else end
+            try:
+                record, digest = self._log.read(tip.seq + 1)
+            except NotFoundError:
+                break
+            except FormatError as error:
+                self._log.raise_if_foreign(error)
+                _log.warning("%s; looking for a full state after it", error)
+                self._is_damaged = True
+                break
+            added.append(follow(tip, record, digest, self._log.keys.run))
+        self.entries += added
+        needed = self.entries[0].record.seq if self.entries else end.seq + 1
+        return bool(added) and self._log.floor() <= needed
+
+    def _load_if_needed(self, end: Tip | None) -> None:
+        """Loads anew if there is nothing yet, if retention passed by, or if a record is lost."""
+        if end is not None:
+            needed = self.entries[0].record.seq if self.entries else end.seq + 1
+            if self._log.floor() <= needed and not self._has_lasting_gap(end):
+                return
+        self.reload()
+
+    def _has_lasting_gap(self, end: Tip) -> bool:
+        if self._is_damaged:
+            return True
+        tip = self._end or end
+        if not any(seq > tip.seq for seq in self._log.places()):
+            self._gap_since_s = None
+            return False
+        now_s = self._clock.monotonic_s()
+        if self._gap_since_s is None:
+            self._gap_since_s = now_s
+        return now_s - self._gap_since_s >= GAP_PATIENCE_S
+
+    def _check_continues(self, entries: list[Entry]) -> None:
+        """Raises ChainError if the entries contradict the place this reader has served."""
+        held, run = self.held, self._log.keys.run
+        if held is None or not entries:
+            return
+        first, same = entries[0].record, [e for e in entries if e.tip.seq == held.seq]
+        is_other = bool(same) and same[0].tip.record != held.record
+        is_other |= first.seq == held.seq + 1 and first.previous != held.record
+        if is_other:
+            raise ChainError(
+                f"run '{run}': record {held.seq} is not the one this reader has followed: the log "
+                "was replaced or rolled back; check the store, or start this reader from scratch"
+            )
+
+    def _after_applied(self, entries: list[Entry]) -> list[Entry]:
+        if self.applied is None:
+            return entries
+        return [entry for entry in entries if entry.tip.seq > self.applied.seq]
+
+    def _newest_reachable(self, planned: Planned, entries: list[Entry]) -> Plan:
+        versions = sorted({e.tip.version for e in entries if e.tip.version is not None})
+        for version in reversed(versions):
+            try:
+                found = planned(entries, version)
+            except ChainError:
+                continue
+            if version != versions[-1]:
+                _log.warning("version %d cannot be read, going to %d", versions[-1], version)
+            return found
+        return planned(entries, None)
