@@ -423,11 +423,11 @@ Status digest_run(const BlockRun& run, const std::uint8_t* data) {
 ClassParams choose_classes(const std::uint8_t* base, std::uint64_t num_units,
                            std::uint64_t unit_bytes) {
   ClassParams params;
-  const std::uint64_t samples = std::min<std::uint64_t>(num_units, 4096);
+  const std::uint64_t samples = std::min<std::uint64_t>(num_units, 1024);
   if (samples == 0) return params;
   std::uint64_t counts[256] = {};
   for (std::uint64_t i = 0; i < samples; ++i) {
-    // i < 4096, num_units < 2^62: the product needs 128 bits.
+    // i < 1024, num_units < 2^62: the product needs 128 bits.
     const auto unit = static_cast<std::uint64_t>(static_cast<unsigned __int128>(i) * num_units /
                                                  samples);
     std::uint32_t value = 0;
@@ -437,7 +437,7 @@ ClassParams choose_classes(const std::uint8_t* base, std::uint64_t num_units,
     ++counts[field];
   }
   int top = 255;
-  for (std::uint64_t above = counts[255]; top > 0 && above <= samples / 2000; above += counts[top]) {
+  for (std::uint64_t above = counts[255]; top > 0 && above <= samples / 512; above += counts[top]) {
     --top;
   }
   int low = 0;

@@ -276,24 +276,22 @@ template <class T>
 inline Mode encode_sparse(const Changes<T>& changes, std::size_t n, Profile profile, Scratch& s,
                           std::vector<std::uint8_t>* payload) {
   SparsePlan plan;
-  Mode mode = Mode::kFast;
   if (profile == Profile::kFast) {
     plan_fast(changes, n, s, plan);
-  } else if (profile == Profile::kSmall || 512 * changes.count < n) {
-    mode = Mode::kSmall;
-    plan_by_class(changes, n, mode, s, plan);
-    if (changes.count <= 2048) {
-      SparsePlan fast;
-      plan_fast(changes, n, s, fast);
-      if (fast.size_bytes() < plan.size_bytes()) {
-        write_sparse(fast, s, payload);
-        return Mode::kFast;
-      }
-      plan = SparsePlan();
-      plan_by_class(changes, n, mode, s, plan);
+    write_sparse(plan, s, payload);
+    return Mode::kFast;
+  }
+  const bool is_small = profile == Profile::kSmall || 512 * changes.count < n;
+  const Mode mode = is_small ? Mode::kSmall : Mode::kBalanced;
+  plan_by_class(changes, n, mode, s, plan);
+  if (changes.count <= 2048) {
+    SparsePlan fast;
+    plan_fast(changes, n, s, fast);
+    if (fast.size_bytes() < plan.size_bytes()) {
+      write_sparse(fast, s, payload);
+      return Mode::kFast;
     }
-  } else {
-    mode = Mode::kBalanced;
+    plan = SparsePlan();  // both plans use the same lists
     plan_by_class(changes, n, mode, s, plan);
   }
   write_sparse(plan, s, payload);

@@ -11,7 +11,7 @@ import numpy as np
 from gymfast.delta.backends import BlockParams
 from gymfast.delta.checkpoint_stream import Codec, Meter, Progress, reader
 from gymfast.delta.encode_pass import EncodeStats
-from gymfast.delta.frame import EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
+from gymfast.delta.frame import FAST, EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
 from gymfast.delta.geometry import Geometry, plan_geometry
 from gymfast.delta.records import Digest
 from gymfast.delta.safetensors_files import Checkpoint, CheckpointTensor
@@ -20,7 +20,7 @@ from gymfast.delta.tensors import U8
 from gymfast.delta.window import Window, block_span
 from gymfast.errors import CoverageError
 
-_SAMPLES = 4096  # docs/wire-format.md section 10, class_shift and class_base
+_SAMPLES = 1024  # docs/wire-format.md section 10, class_shift and class_base
 Named = tuple[str, str, tuple[int, ...], Digest]
 
 
@@ -141,7 +141,7 @@ class CheckpointEncoder:
         rows = self._codec.digest(window, geometry, self._meter, sampler.take)
         window.rewind()
         shift = base = 0
-        if geometry.num_units:
+        if geometry.num_units and self._profile != FAST:
             units = sampler.units.reshape(-1)
             shift, base = self._codec.backend.class_params(units, geometry.unit_bytes)
         digest = digest_of(rows)

@@ -10,7 +10,7 @@ import numpy as np
 
 from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
 from gymfast.delta.encode_plan import Entry
-from gymfast.delta.frame import EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
+from gymfast.delta.frame import FAST, EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.records import Digest
 from gymfast.delta.state import Rows, Slot, State
@@ -176,7 +176,8 @@ class EncodePass:
         slot = self._state.slots.get(entry.name)
         has_base = slot is not None and slot.spec == (entry.dtype, entry.shape)
         shift = base = 0
-        if slot is not None and has_base and entry.geometry.num_units:
+        needs_classes = self._options.profile != FAST and entry.geometry.num_units != 0
+        if slot is not None and has_base and needs_classes:
             unit_bytes = entry.geometry.unit_bytes
             shift, base = self._options.backend.class_params(slot.tensor.data, unit_bytes)
         return BlockParams(self._options.profile, shift, base, has_base)

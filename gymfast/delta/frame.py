@@ -3,6 +3,7 @@
 from gymfast.delta.frame_parser import parse_frame
 from gymfast.delta.frame_writer import FrameWriter
 from gymfast.delta.records import (
+    FAST,
     MAGIC,
     PROFILES,
     BlocksRecord,
@@ -21,6 +22,7 @@ from gymfast.delta.records import (
 )
 
 __all__ = [
+    "FAST",
     "MAGIC",
     "PROFILES",
     "BlocksRecord",

@@ -57,6 +57,7 @@ class Mode(IntEnum):
 
 
 PROFILES = ("auto", "fast", "small")
+FAST = PROFILES.index("fast")
 KINDS_WITH_BLOCKS = frozenset({Kind.DELTA, Kind.ADDED, Kind.REPLACED})
 STATUS_WITH_BASE = frozenset({Status.UNCHANGED, Status.CHANGED, Status.REPLACED, Status.REMOVED})
 STATUS_WITH_NEW = frozenset({Status.CHANGED, Status.ADDED, Status.REPLACED})

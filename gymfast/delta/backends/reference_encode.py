@@ -78,9 +78,8 @@ def sparse_candidates(profile: int, n: int, k: int) -> list[Mode]:
     name = PROFILES[profile]
     if name == "fast":
         return [Mode.FAST]
-    if name == "auto" and 512 * k >= n:
-        return [Mode.BALANCED]
-    return [Mode.SMALL, Mode.FAST] if k <= 2048 else [Mode.SMALL]
+    by_class = Mode.BALANCED if name == "auto" and 512 * k >= n else Mode.SMALL
+    return [by_class, Mode.FAST] if k <= 2048 else [by_class]
 
 
 def _encode_sparse(mode: Mode, changes: _Changes) -> bytes:

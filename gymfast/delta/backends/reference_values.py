@@ -60,12 +60,12 @@ def classes_of(base: I64, unit_bytes: int, class_shift: int, class_base: int) ->
 
 def sample_class_params(base: NDArray[np.unsignedinteger], unit_bytes: int) -> tuple[int, int]:
     """class_shift and class_base that the canonical encoder chooses for a base tensor."""
-    num_samples = min(base.size, 4096)
+    num_samples = min(base.size, 1024)
     if num_samples == 0:
         return 0, 0
     index = np.array([i * base.size // num_samples for i in range(num_samples)])
     fields = np.sort(exponent_field(base[index].astype(np.int64), unit_bytes))
-    top = int(fields[num_samples - 1 - num_samples // 2000])
+    top = int(fields[num_samples - 1 - num_samples // 512])
     low = int(fields[num_samples // 64])
     class_shift = next(s for s in range(8) if (top >> s) - (low >> s) <= 12)
     return class_shift, max(0, (top >> class_shift) - 15)
