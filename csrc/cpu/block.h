@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "format/digest.h"
@@ -64,7 +65,7 @@ class Scratch {
   std::vector<std::uint8_t> payload;    // copy of a payload with zeros behind it
 
  private:
-  std::vector<std::uint8_t> arena_;
+  std::unique_ptr<std::uint8_t[]> arena_;  // not initialised: only pages in use count
   std::size_t num_units_ = 0;
   std::size_t unit_bytes_ = 0;
 };

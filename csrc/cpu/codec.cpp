@@ -255,10 +255,9 @@ void Scratch::reserve(std::size_t num_units, std::size_t unit_bytes) {
   const std::size_t word = (lanes * 4 + 63) & ~std::size_t{63};
   const std::size_t unit = (lanes * unit_bytes_ + 63) & ~std::size_t{63};
   const std::size_t byte = (lanes + 63) & ~std::size_t{63};
-  arena_.clear();
-  arena_.shrink_to_fit();
-  arena_.resize(8 * word + 6 * unit + 2 * byte + 64);
-  std::uint8_t* at = arena_.data();
+  arena_.reset();
+  arena_.reset(new std::uint8_t[8 * word + 6 * unit + 2 * byte + 64]);
+  std::uint8_t* at = arena_.get();
   at += (64 - reinterpret_cast<std::uintptr_t>(at) % 64) % 64;
   for (std::uint32_t** list : {&index, &rank, &rank_sorted, &gaps, &values, &exception_gaps,
                                &exception_values, &flip_gaps}) {
