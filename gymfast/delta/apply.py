@@ -18,6 +18,7 @@ from gymfast.delta.apply_plan import (
 from gymfast.delta.backends import select
 from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info
 from gymfast.delta.parse import Frame, parse, with_modes
+from gymfast.delta.records import Digest
 from gymfast.delta.state import State, gather, num_threads
 from gymfast.errors import ChecksumError
 
@@ -138,11 +139,12 @@ def _receiver(
 def _untie(state: State, parsed: ParsedFrame) -> None:
     """Own memory for names that are tied in a state of ours, and differ in the new state."""
     finals = {name: digest for name, _, _, digest in parsed.new_entries()}
-    aliases = state.aliases
+    kept: dict[int, Digest] = {}
     for record in parsed.tensors:
-        first = finals.get(aliases.get(record.name, ""))
-        if record.kind is Kind.DELTA and first not in (None, finals[record.name]):
-            state.untie(record.name)
+        if record.kind is Kind.DELTA and record.name in state.slots:
+            final = finals[record.name]
+            if kept.setdefault(id(state.slots[record.name]), final) != final:
+                state.untie(record.name)
 
 
 def _execute(

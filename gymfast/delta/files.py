@@ -22,7 +22,8 @@ def os_errors(doing: str, path: Path | str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise NotFoundError(f"{doing} {path}: there is no such file or directory") from error
     except OSError as error:
-        raise GymfastError(f"{doing} {path}: {error.strerror or error}") from error
+        which = f"{error.filename}: " if error.filename not in (None, str(path)) else ""
+        raise GymfastError(f"{doing} {path}: {which}{error.strerror or error}") from error
 
 
 def open_regular(path: Path, *, writable: bool = False, follow: bool = True) -> int:

@@ -45,9 +45,9 @@ def apply_checkpoint_in_place(
     ConflictError if another process updates it, GymfastError for what the system says.
     """
     parsed = parse_file(frame, backend)
-    codec, base = Codec.of(backend, threads), Path(base).resolve()
-    if not base.exists():
-        Checkpoint.open(base)  # says what is missing
+    codec = Codec.of(backend, threads)
+    with os_errors("update checkpoint", base):
+        base = Path(base).resolve(strict=True)
     with (
         os_errors("update checkpoint", base),
         Journal(base) as journal,
@@ -62,7 +62,8 @@ def apply_checkpoint_in_place(
         num_changed = _Recorder(receiver, source, journal, steps).run()
         if num_changed:
             journal.commit()
-            journal.play()
+            with os_errors("write (its journal completes it at the next open) to", base):
+                journal.play()
     return report_of(parsed, steps, set(receiver.specs()), num_changed)
 
 

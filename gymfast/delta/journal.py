@@ -51,8 +51,8 @@ def recover(checkpoint: Path | str) -> bool:
     Raises ConflictError if another process is in the middle of it, ChecksumError if the journal is
     damaged, GymfastError for what the system says.
     """
-    path = journal_path(Path(checkpoint))
-    with os_errors("recover from", path):
+    with os_errors("recover checkpoint", checkpoint):
+        path = journal_path(Path(checkpoint))
         if not path.exists():
             return False
         fd = open_regular(path, follow=False)

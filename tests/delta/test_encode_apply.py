@@ -455,3 +455,11 @@ def test_bad_options_are_value_errors() -> None:
     for options in ({"profile": "best"}, {"backend": "cuda"}, {"threads": 0}):
         with pytest.raises(ValueError, match="expected"):
             delta.encode(old, new, **options)
+
+
+def test_a_tie_of_three_whose_first_name_goes_may_part() -> None:
+    shared = np.arange(4.0)
+    state = State.copy_of(dict.fromkeys("abc", shared), backend="cpu")
+    new = {"b": shared + 1, "c": shared + 2}
+    delta.apply(state, delta.encode(dict.fromkeys("abc", shared), new, backend="cpu"))
+    assert_bits_equal(state.tensors, new)
