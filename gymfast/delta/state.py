@@ -134,10 +134,11 @@ class State:
         """A state with its own copy of the bytes: the snapshot of a publisher."""
         state = cls(block_units=block_units, tiled=tiled, backend=backend, threads=threads)
         copies: dict[int, Tensor] = {}
-        for name, tensor in gather(weights).items():
+        tensors = gather(weights)
+        for tensor in tensors.values():
             if id(tensor) not in copies:
                 copies[id(tensor)] = tensor if tensor.is_copy else tensor.copy()
-            state.add_all({name: copies[id(tensor)]})
+        state.add_all({name: copies[id(tensor)] for name, tensor in tensors.items()})
         return state
 
     @classmethod

@@ -7,6 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -149,7 +150,7 @@ def identity(value: Any) -> Identity | None:
         num_bytes = value.num_bytes
     elif isinstance(value, np.ndarray):
         address, strides = value.__array_interface__["data"][0], value.strides
-        dtype, shape, num_bytes = _numpy_tag(value), value.shape, value.size
+        dtype, shape, num_bytes = _numpy_tag(value.dtype), value.shape, value.size
         strides = () if value.flags.c_contiguous else strides
     elif _is_torch(value):
         address, strides = value.data_ptr(), tuple(value.stride())
@@ -194,12 +195,13 @@ def like(tensor: Tensor, sample: Any) -> Any:
     return tensor
 
 
-def _numpy_tag(value: NDArray[Any]) -> str:
-    return _TAG_OF.get(value.dtype.name, "")
+@cache
+def _numpy_tag(dtype: np.dtype[Any]) -> str:
+    return _TAG_OF.get(dtype.name, "")
 
 
 def _numpy_spec(value: NDArray[Any], name: str) -> tuple[str, tuple[int, ...]]:
-    tag = _numpy_tag(value)
+    tag = _numpy_tag(value.dtype)
     if not tag:
         raise TypeError(
             f"{name!r}: NumPy dtype {value.dtype} has no safetensors tag: convert it, or pass its "
