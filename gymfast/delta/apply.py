@@ -85,6 +85,8 @@ def restore(
     parsed = parse(anchor, _parser_for(base, backend))
     receiver = _receiver(base, backend, threads)
     state = receiver.state
+    if state.owns_memory:
+        _untie(state, parsed)
     steps = plan_restore(parsed, receiver, allow_new_names=allow_new_names)
     gone = tuple(name for name in receiver.specs() if name not in {s.name for s in steps})
     for step in steps:
@@ -141,7 +143,7 @@ def _untie(state: State, parsed: ParsedFrame) -> None:
     finals = {name: digest for name, _, _, digest in parsed.new_entries()}
     kept: dict[int, Digest] = {}
     for record in parsed.tensors:
-        if record.kind is Kind.DELTA and record.name in state.slots:
+        if record.kind in (Kind.DELTA, Kind.ADDED) and record.name in state.slots:
             final = finals[record.name]
             if kept.setdefault(id(state.slots[record.name]), final) != final:
                 state.untie(record.name)

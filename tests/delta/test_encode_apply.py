@@ -463,3 +463,32 @@ def test_a_tie_of_three_whose_first_name_goes_may_part() -> None:
     new = {"b": shared + 1, "c": shared + 2}
     delta.apply(state, delta.encode(dict.fromkeys("abc", shared), new, backend="cpu"))
     assert_bits_equal(state.tensors, new)
+
+
+@settings(SLOW, max_examples=100)
+@given(data=st.data())
+def test_restore_gives_the_state_of_an_anchor_over_any_other(data) -> None:
+    old = data.draw(versions(data.draw(weights())))
+    new = data.draw(versions(old))
+    anchor = delta.encode(None, new, backend="cpu")
+    held, state, attached = copies(old), State.copy_of(old, backend="cpu"), copies(old)
+    for base in (held, state, State.attach(attached, backend="cpu")):
+        report = delta.restore(base, anchor, allow_new_names=True, backend="cpu")
+        assert set(report.removed) == old.keys() - new.keys()
+        assert set(report.added) == new.keys() - old.keys()
+    for result in (held, state.tensors, attached):
+        assert_bits_equal(result, new)
+    state.verify()
+
+
+def test_memory_changed_behind_a_state_is_found_when_blocks_are_cut_anew() -> None:
+    old, new = small_pair()
+    state = State.copy_of(old, block_units=64, backend="cpu")
+    state.tensors["embed"].data[0] ^= 1
+    with pytest.raises(ChecksumError, match=r"'embed'.*changed from outside; nothing was written"):
+        delta.apply(state, delta.encode(old, new, backend="cpu"))
+
+
+def test_more_dims_than_the_format_has_are_refused() -> None:
+    with pytest.raises(ValueError, match="33 dims, expected at most 32"):
+        delta.encode(None, {"w": np.zeros((1,) * 33)}, backend="cpu")
