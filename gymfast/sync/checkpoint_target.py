@@ -12,6 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from gymfast.delta.apply import ApplyReport
@@ -72,10 +73,11 @@ class CheckpointTarget:
                 raise
 
     def root(self) -> str | None:
-        if not self.path.exists():
-            return None
-        recover(self.path)
-        entries = digest_checkpoint(self.path, backend=self._backend, threads=self._threads)
+        with os_errors("read checkpoint", self.path):
+            if not self.path.exists():
+                return None
+            recover(self.path)
+            entries = digest_checkpoint(self.path, backend=self._backend, threads=self._threads)
         return root_of(entries).hex()
 
     def load(self) -> PositionRecord | None:
@@ -105,8 +107,12 @@ class CheckpointTarget:
             sync_directory(path.parent)
 
     def write(self, frames: Sequence[StagedFrame], *, is_known: bool) -> Installed:
-        if frames and frames[0].step.kind == "anchor" and not is_known:
-            self._require_same_names(frames[0])
+        with os_errors("update checkpoint", self.path):
+            if frames and frames[0].step.kind == "anchor" and not is_known:
+                self._require_same_names(frames[0])
+            return Installed.of(self._write(frames))
+
+    def _write(self, frames: Sequence[StagedFrame]) -> list[ApplyReport]:
         current = self.path
         reports: list[ApplyReport] = []
         try:
@@ -120,17 +126,18 @@ class CheckpointTarget:
                     _remove(current)
                 current = out
             if current != self.path:
-                with os_errors("replace checkpoint", self.path):
-                    self._swap(current)
+                self._swap(current)
         except BaseException:
             if current != self.path:
-                _remove(current)
+                with suppress(OSError):
+                    _remove(current)
             raise
-        return Installed.of(reports)
+        return reports
 
     def close(self) -> None:
         if self._lock_fd >= 0:
-            os.close(self._lock_fd)
+            with suppress(OSError):  # the lock is given back whatever close says
+                os.close(self._lock_fd)
             self._lock_fd = -1
 
     def _require_same_names(self, frame: StagedFrame) -> None:
@@ -178,7 +185,11 @@ class CheckpointTarget:
             old = self._beside("old")
             _remove(old)
             self.path.rename(old)
-            new.rename(self.path)
+            try:
+                new.rename(self.path)
+            except BaseException:
+                old.rename(self.path)
+                raise
             sync_directory(self.path.parent)
             _remove(old)
         else:
@@ -186,15 +197,22 @@ class CheckpointTarget:
             sync_directory(self.path.parent)
 
     def _finish_swap(self) -> None:
-        """A crash between the two renames left no checkpoint, but the complete new one."""
+        """Completes a swap that a crash interrupted, and removes what else it left.
+
+        Between the two renames there is no checkpoint, but the complete new one.
+        """
         old = self._beside("old")
         nexts = [self._beside(f"next{number}") for number in range(2)]
         if not self.path.exists() and old.exists():
             whole = [path for path in nexts if path.exists()]
             (whole[0] if len(whole) == 1 else old).rename(self.path)
             sync_directory(self.path.parent)
-        for path in (old, *nexts):
+        for path in (old, *nexts, self._beside("position.new")):
             _remove(path)
+        unfinished = tuple(f".{path.name}.gymfast-" for path in nexts)
+        for path in self.path.parent.iterdir():
+            if path.name.startswith(unfinished):
+                _remove(path)
 
     def _beside(self, what: str) -> Path:
         return self.path.parent / f".gymfast.{what}.{self.path.name}"
