@@ -60,8 +60,9 @@ class Scratch {
   std::uint32_t* exception_values = nullptr;
   std::uint32_t* flip_gaps = nullptr;
   std::uint8_t* negative = nullptr;     // S bits
-  std::uint8_t* block_a = nullptr;      // whole blocks: gathered tiles, dense results
-  std::uint8_t* block_b = nullptr;
+  std::uint8_t* block_a = nullptr;      // whole blocks: results, dense symbols
+  std::uint8_t* block_b = nullptr;      // gathered tiles of the base or of the live tensor
+  std::uint8_t* block_c = nullptr;      // gathered tiles of the new tensor
   std::vector<std::uint8_t> payload;    // copy of a payload with zeros behind it
 
  private:

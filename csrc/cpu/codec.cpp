@@ -256,7 +256,7 @@ void Scratch::reserve(std::size_t num_units, std::size_t unit_bytes) {
   const std::size_t unit = (lanes * unit_bytes_ + 63) & ~std::size_t{63};
   const std::size_t byte = (lanes + 63) & ~std::size_t{63};
   arena_.reset();
-  arena_.reset(new std::uint8_t[8 * word + 6 * unit + 2 * byte + 64]);
+  arena_.reset(new std::uint8_t[8 * word + 7 * unit + 2 * byte + 64]);
   std::uint8_t* at = arena_.get();
   at += (64 - reinterpret_cast<std::uintptr_t>(at) % 64) % 64;
   for (std::uint32_t** list : {&index, &rank, &rank_sorted, &gaps, &values, &exception_gaps,
@@ -265,7 +265,8 @@ void Scratch::reserve(std::size_t num_units, std::size_t unit_bytes) {
     at += word;
   }
   for (std::uint8_t** list :
-       {&before, &after, &before_sorted, &after_sorted, &block_a, &block_b}) {
+       {&before, &after, &before_sorted, &after_sorted, &block_a, &block_b,
+        &block_c}) {
     *list = at;
     at += unit;
   }
@@ -319,18 +320,16 @@ Status encode_run(const BlockRun& run, std::uint8_t* base, const std::uint8_t* n
     job.undo = undo;
     job.base = base + tile.offset;
     job.next = next + tile.offset;
-    std::vector<std::uint8_t> tile_next;
     const bool direct = is_contiguous(job.placement);
     if (!direct) {
-      tile_next.resize(job.num_units * g.unit_bytes);
       gather(base, job.placement, job.num_units, g.unit_bytes, scratch.block_b);
-      gather(next, job.placement, job.num_units, g.unit_bytes, tile_next.data());
+      gather(next, job.placement, job.num_units, g.unit_bytes, scratch.block_c);
       job.base = scratch.block_b;
-      job.next = tile_next.data();
+      job.next = scratch.block_c;
     }
     kernels->encode[unit_log2(g)](job, scratch, run.digests[block], &blocks[i]);
     if (!direct && update && blocks[i].num_changed != 0) {
-      scatter(tile_next.data(), job.placement, job.num_units, g.unit_bytes, base);
+      scatter(scratch.block_c, job.placement, job.num_units, g.unit_bytes, base);
     }
   });
   join_blocks(blocks, run.first_block, out);

@@ -91,47 +91,45 @@ inline void digest_block(const std::uint8_t* data, std::size_t num_units, const 
   }
 }
 
-// One unit of a list of changes: its part of the sums of its row.
-template <class T>
-inline void add_step(T before, T after, std::uint64_t offset, std::uint64_t inner[2]) {
-  const std::uint64_t step = (std::uint64_t{after} - std::uint64_t{before}) << (8 * (offset & 3));
-  const std::size_t column = (offset >> 2) & (kDigestColumns - 1);
-  inner[0] += step * kColumnKeys.lane[0][column];
-  inner[1] += step * kColumnKeys.lane[1][column];
+// Adds digest(after) - digest(before) of changed units at the given offsets. They need no order, but
+// runs within one digest row are cheaper.
+template <class T, class OffsetOf>
+inline void digest_steps(const T* before, const T* after, std::size_t count, OffsetOf&& offset_of,
+                         Digest* sum) {
+  for (std::size_t i = 0; i < count;) {
+    const std::uint64_t row = offset_of(i) / kDigestRowBytes;
+    std::uint64_t inner0 = 0, inner1 = 0;
+    for (; i < count; ++i) {
+      const std::uint64_t offset = offset_of(i);
+      if (offset / kDigestRowBytes != row) break;
+      const std::uint64_t step = (std::uint64_t{after[i]} - std::uint64_t{before[i]})
+                                 << (8 * (offset & 3));
+      const std::size_t column = (offset >> 2) & (kDigestColumns - 1);
+      inner0 += step * kColumnKeys.lane[0][column];
+      inner1 += step * kColumnKeys.lane[1][column];
+    }
+    sum->lane[0] += row_key(row, 0) * inner0;
+    sum->lane[1] += row_key(row, 1) * inner1;
+  }
 }
 
-inline void add_row(std::uint64_t row, const std::uint64_t inner[2], Digest* sum) {
-  sum->lane[0] += row_key(row, 0) * inner[0];
-  sum->lane[1] += row_key(row, 1) * inner[1];
-}
-
-// Adds digest(after) - digest(before) of `count` changed units; positions need no order, but runs
-// within one digest row are cheaper.
 template <class T>
 inline void digest_changes(const std::uint32_t* index, const T* before, const T* after,
                            std::size_t count, const Placement& place, Digest* sum) {
   if (place.stride_bytes == 0) {
-    for (std::size_t i = 0; i < count;) {
-      const std::uint64_t row = (place.offset + std::uint64_t{index[i]} * sizeof(T)) / kDigestRowBytes;
-      std::uint64_t inner[2] = {0, 0};
-      for (; i < count; ++i) {
-        const std::uint64_t offset = place.offset + std::uint64_t{index[i]} * sizeof(T);
-        if (offset / kDigestRowBytes != row) break;
-        add_step(before[i], after[i], offset, inner);
-      }
-      add_row(row, inner, sum);
-    }
+    digest_steps(before, after, count,
+                 [&](std::size_t i) { return place.offset + std::uint64_t{index[i]} * sizeof(T); },
+                 sum);
     return;
   }
   const auto row_units = static_cast<std::uint32_t>(place.row_units);
-  for (std::size_t i = 0; i < count; ++i) {
-    const std::uint32_t line = index[i] / row_units;
-    const std::uint64_t offset = place.offset + line * place.stride_bytes +
-                                 std::uint64_t{index[i] - line * row_units} * sizeof(T);
-    std::uint64_t inner[2] = {0, 0};
-    add_step(before[i], after[i], offset, inner);
-    add_row(offset / kDigestRowBytes, inner, sum);
-  }
+  digest_steps(before, after, count,
+               [&](std::size_t i) {
+                 const std::uint32_t line = index[i] / row_units;
+                 return place.offset + line * place.stride_bytes +
+                        std::uint64_t{index[i] - line * row_units} * sizeof(T);
+               },
+               sum);
 }
 
 }  // namespace GYMFAST_NAMESPACE
