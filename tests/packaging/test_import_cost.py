@@ -13,8 +13,8 @@ HEAVY = {
     *("transformers", "vllm", "sglang", "verl", "slime", "obstore", "gymfast_sim"),
 }
 DEPENDENCIES = {"numpy", "msgspec", "safetensors", "click", "rich"}
-# What the five bring with them.
-INDIRECT = {"markdown_it", "mdurl", "pygments"}
+# What the five bring with them; msgspec uses typing_extensions where it is installed.
+INDIRECT = {"markdown_it", "mdurl", "pygments", "typing_extensions"}
 
 
 def _loaded_by(statement: str) -> set[str]:

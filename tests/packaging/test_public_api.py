@@ -19,6 +19,11 @@ PINNED: dict[str, list[str]] = {
         *("Blob", "FileStore", "MemoryStore", "Store"),
         *("check_create_only", "check_key", "check_prefix", "open_store"),
     ],
+    "gymfast.sync": [
+        *("Publisher", "PublishReport", "Subscriber", "SubscriberStatus", "Staged", "State"),
+        *("Target", "LiveTarget", "CheckpointTarget", "GroupTarget", "InstallReport"),
+        *("CleanReport", "collect"),
+    ],
 }
 
 
