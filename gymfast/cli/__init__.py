@@ -21,6 +21,7 @@ EXIT_CODES = (
 
 COMMANDS = {
     "delta": "Make, apply and look into frames.",
+    "demo": "Train, publish, follow, break and heal, in about a minute.",
     "env": "Show every GYMFAST_* variable: value and origin.",
     "sync": "Publish versions of a run, follow them, check and clean a store.",
 }

@@ -28,11 +28,13 @@ def check_base(path: Path, info: FrameInfo, entries: Iterable[Entry]) -> bytes:
     return _check(text, expected, maybe, entries, (info.base_root, _BASE_MISMATCH))
 
 
-def check_result(path: Path, info: FrameInfo, entries: Iterable[Entry]) -> bytes:
+def check_result(
+    path: Path, info: FrameInfo, entries: Iterable[Entry], what: str = "the result of this frame"
+) -> bytes:
     """The root of a checkpoint that is the result of the frame; raises like `check_base`."""
     digests = {t.name: t.new_digest or t.base_digest for t in info.tensors}
     expected = {t.name: digests[t.target or t.name] for t in info.tensors if t.status != "removed"}
-    text = f"{path} is not the result of this frame"
+    text = f"{path} is not {what}"
     return _check(text, expected, set(), entries, (info.new_root, _RESULT_MISMATCH))
 
 

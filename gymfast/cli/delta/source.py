@@ -45,7 +45,7 @@ def check_frame(path: Path) -> None:
     """
     start = _read_start(path)
     if not start.startswith(_FRAME_START):
-        found = _describe(start) or ("a safetensors file" if start[8:9] == b"{" else "")
+        found = "a safetensors file" if start[8:9] == b"{" else _describe(start)
         looks = f" (it looks like {found})" if found else ""
         text = f"{path} is no frame: it begins with {start[:8].hex(' ') or 'nothing'}, expected"
         raise FormatError(f"{text} {_FRAME_START.hex(' ')}{looks}", _BAD_MAGIC)
@@ -60,9 +60,13 @@ def check_checkpoint(path: Path) -> None:
         _check_directory(path)
         return
     start = _read_start(path)
-    found = "a frame" if start.startswith(_FRAME_START) else _describe(start)
+    found = ""
+    if start[8:9] != b"{":  # the size before the header may look like anything
+        found = "a frame" if start.startswith(_FRAME_START) else _describe(start)
     if found:
         raise FormatError(f"{path} is no safetensors file: it looks like {found}")
+    if path.suffix != ".safetensors":
+        raise FormatError(f"{path} is no checkpoint: expected NAME.safetensors or a directory")
 
 
 def _check_directory(path: Path) -> None:
