@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,14 +32,39 @@ _deserialize: Callable[[bytes], list[tuple[str, dict[str, bytes]]]] = safetensor
 
 
 def read_checkpoint(path: Path) -> list[NamedBytes]:
-    """Names and bytes of a safetensors checkpoint, read as any other program would.
+    """Names and bytes of a safetensors file, read as any other program would.
 
-    `path` is a file or a folder of files. Raises OSError if it is not there.
+    Raises OSError if it is not there.
     """
-    files = sorted(path.glob("*.safetensors")) if path.is_dir() else [path]
-    return [
-        (name, tensor["data"]) for file in files for name, tensor in _deserialize(file.read_bytes())
-    ]
+    return [(name, tensor["data"]) for name, tensor in _deserialize(path.read_bytes())]
+
+
+@dataclass(frozen=True)
+class OutsideRead:
+    """What a program that is no part of gymfast found on disk.
+
+    `version` is the one that the position file beside the checkpoint declared clean before and
+    after the read; None if it declared none, so that nothing may be served.
+    """
+
+    version: int | None
+    fingerprint: str
+
+
+def read_from_outside(path: Path) -> OutsideRead | None:
+    """The checkpoint as an engine would load it; None if there is none yet."""
+    try:
+        before = _clean_version(path)
+        found = fingerprint(read_checkpoint(path))
+    except (FileNotFoundError, safetensors.SafetensorError):
+        return None
+    return OutsideRead(before if before == _clean_version(path) else None, found)
+
+
+def _clean_version(path: Path) -> int | None:
+    position = path.with_name(f".gymfast.position.{path.name}")
+    fields = json.loads(position.read_bytes())
+    return int(fields["tip"]["version"]) if fields["state"] == "clean" else None
 
 
 @dataclass
@@ -50,7 +76,7 @@ class Audit:
 
     published: dict[int, Published] = field(default_factory=dict)
     served: list[tuple[str, Served]] = field(default_factory=list)
-    outside_reads: list[str] = field(default_factory=list)
+    outside_reads: list[OutsideRead] = field(default_factory=list)
 
     def add_published(self, event: Published) -> None:
         """Take down what the trainer says it published."""
@@ -60,22 +86,31 @@ class Audit:
         """Take down what a receiver serves."""
         self.served.append((receiver, event))
 
-    def add_outside_read(self, found: str) -> None:
-        """Take down the fingerprint of a checkpoint that a third program read from disk."""
+    def add_outside_read(self, found: OutsideRead) -> None:
+        """Take down what a third program read from disk."""
         self.outside_reads.append(found)
+
+    def is_known(self, found: str) -> bool:
+        """True if these are exactly the bytes of some published version."""
+        return any(event.fingerprint == found for event in self.published.values())
 
     def wrong(self) -> list[str]:
         """One sentence for each thing served that the trainer never published as such."""
-        known = {event.fingerprint for event in self.published.values()}
         sentences = [
             sentence
             for receiver, event in self.served
             if (sentence := self._judge(receiver, event))
         ]
-        strangers = sum(found not in known for found in self.outside_reads)
-        if strangers:
-            sentences.append(f"{strangers} reads of the checkpoint found a state nobody published")
+        sentences += [
+            f"the checkpoint was declared to be version {read.version}, but held other bytes"
+            for read in self.outside_reads
+            if read.version is not None and not self._is_right(read)
+        ]
         return sentences
+
+    def _is_right(self, read: OutsideRead) -> bool:
+        truth = self.published.get(-1 if read.version is None else read.version)
+        return truth is not None and truth.fingerprint == read.fingerprint
 
     def _judge(self, receiver: str, event: Served) -> str:
         truth = self.published.get(event.version)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from gymfast.demo import events
-from gymfast.demo.audit import Audit, fingerprint, read_checkpoint
+from gymfast.demo.audit import Audit, OutsideRead, read_from_outside
 from gymfast.demo.damage import flip_byte
 from gymfast.demo.narrator import Narrator
 from gymfast.demo.options import DemoOptions
@@ -57,10 +57,10 @@ class Director:
         clock: Clock,
         narrator: Narrator,
     ) -> None:
-        self.options = options
+        self.options = replace(options, keep=None)  # the processes need no more of it
         self.folder = folder
         self.store_path = folder / "store"
-        self.checkpoint_path = folder / "checkpoint"
+        self.checkpoint_path = folder / "checkpoint" / "model.safetensors"
         self.log = Log()
         self._children = children
         self._clock = clock
@@ -150,18 +150,28 @@ class Director:
         child.kill()
         self._mark(child.name, "kill", event.version)
         self._narrator.say(child.name, "killed with SIGKILL in the middle of it", "bold red")
-        detail = f"killed just before writing {event.at_file}"
+        detail = self._what_is_left()
         self._harms.append(
             Harm("kill", event.version, self._clock.elapsed_s(), {child.name}, detail)
         )
-        self._read_from_outside(now=True)
         self._start_receiver(child.name)
+
+    def _what_is_left(self) -> str:
+        """What the killed receiver left on disk, in words."""
+        read = self._read_from_outside(now=True)
+        if read is None:
+            return "the checkpoint was gone"
+        mix = (
+            "one version" if self.log.audit.is_known(read.fingerprint) else "a mix of two versions"
+        )
+        declared = "nothing" if read.version is None else f"version {read.version}"
+        return f"the checkpoint on disk was {mix}, declared to be {declared}"
 
     def _note_attached(self, name: str, event: events.Attached) -> None:
         for harm in self._harms:
             if harm.kind == "kill" and event.is_restart and name in harm.waiting:
                 held = "nothing" if event.version is None else f"version {event.version}, whole"
-                harm.detail += f"; the restarted process found {held},"
+                harm.detail += f"; the restarted process found {held}"
 
     def _note_damage(self, event: events.Damaged) -> None:
         self._damaged = event
@@ -198,13 +208,12 @@ class Director:
             if name in harm.waiting and event.version >= harm.version:
                 harm.waiting.remove(name)
                 if not harm.waiting:
-                    self._note_healed(harm, name, event)
+                    self._note_healed(harm, name)
         self._harms = [harm for harm in self._harms if harm.waiting]
 
-    def _note_healed(self, harm: Harm, name: str, event: events.Served) -> None:
+    def _note_healed(self, harm: Harm, name: str) -> None:
         if harm.kind == "kill":
-            several = f" ({event.num_versions} in one pass)" if event.num_versions > 1 else ""
-            detail = f"{harm.detail} and went on to version {event.version}{several}"
+            detail = harm.detail
         else:
             count = len(self.log.refusals)
             detail = (
@@ -222,18 +231,16 @@ class Director:
             )
         )
 
-    def _read_from_outside(self, *, now: bool = False) -> None:
+    def _read_from_outside(self, *, now: bool = False) -> OutsideRead | None:
         """Read the checkpoint as another program would, about once a second."""
         elapsed_s = self._clock.elapsed_s()
         if not now and elapsed_s - self._last_read_s < OUTSIDE_READ_S:
-            return
+            return None
         self._last_read_s = elapsed_s
-        try:
-            tensors = read_checkpoint(self.checkpoint_path)
-        except FileNotFoundError:
-            return
-        if tensors:
-            self.log.audit.add_outside_read(fingerprint(tensors))
+        read = read_from_outside(self.checkpoint_path)
+        if read is not None:
+            self.log.audit.add_outside_read(read)
+        return read
 
     def _is_over(self) -> bool:
         last = self._last_version

@@ -78,7 +78,10 @@ class Holding(Event, frozen=True, tag="holding"):
 
 
 class Served(Event, frozen=True, tag="served"):
-    """A receiver holds this version and would serve it; fingerprint of the bytes it really has."""
+    """A receiver holds this version and would serve it; fingerprint of the bytes it really has.
+
+    `num_versions` were installed in one pass; 0 for what a restarted receiver found.
+    """
 
     version: int
     root: str
@@ -89,11 +92,15 @@ class Served(Event, frozen=True, tag="served"):
 
 
 class Refused(Event, frozen=True, tag="refused"):
-    """A receiver did not take what the store gave; it goes on serving `version`."""
+    """A receiver did not take what the store gave; it goes on serving `version`.
+
+    `warning` is what gymfast logged last before the error.
+    """
 
     version: int | None
     error: str
     message: str
+    warning: str
 
 
 class Failed(Event, frozen=True, tag="failed"):

@@ -53,12 +53,12 @@ def describe(event: events.AnyEvent) -> tuple[str, str]:
         case events.Attached():
             return _attached(event), ""
         case events.Holding():
-            return f"applying version {event.version}, just before writing {event.at_file}", ""
+            return f"in the middle of writing version {event.version} into {event.at_file}", ""
         case events.Served():
-            return _served(event), ""
+            return _served(event) if event.num_versions else "", ""
         case events.Refused():
             held = "nothing" if event.version is None else f"version {event.version}"
-            return f"refused, goes on serving {held}: {event.message}", "yellow"
+            return f"refused, goes on serving {held}: {event.warning or event.message}", "yellow"
         case events.Failed():
             return f"{event.error}: {event.message}", "bold red"
         case events.TrainerFinished():

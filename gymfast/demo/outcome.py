@@ -149,6 +149,7 @@ def _receivers(log: Log) -> list[Receiver]:
     receivers = []
     for name in RECEIVERS:
         served = [event for who, event in log.audit.served if who == name]
+        installed = [event for event in served if event.num_versions]
         receivers.append(
             Receiver(
                 name=name,
@@ -157,7 +158,7 @@ def _receivers(log: Log) -> list[Receiver]:
                 last_version=served[-1].version,
                 num_starts=log.num_starts[name],
                 num_refusals=sum(who == name for who, _ in log.refusals),
-                median_apply_s=statistics.median(event.apply_s for event in served),
+                median_apply_s=statistics.median(event.apply_s for event in installed),
             )
         )
     return receivers
@@ -174,7 +175,7 @@ def _audit(log: Log, pairs: Sequence[PairResult]) -> AuditResult:
         ]
     return AuditResult(
         num_served=len(log.audit.served),
-        num_outside_reads=len(log.audit.outside_reads),
+        num_outside_reads=sum(read.version is not None for read in log.audit.outside_reads),
         num_wrong=len(wrong),
         digests_equal=not wrong,
         wrong=wrong,

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
-import threading
 import time
 from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import numpy as np
@@ -15,9 +14,11 @@ import numpy as np
 from gymfast.delta import Tensor
 from gymfast.demo import events
 from gymfast.demo.audit import NamedBytes, fingerprint, read_checkpoint
+from gymfast.demo.holding import HoldPoint
 from gymfast.demo.options import EMBEDDING, HEAD, RUN, DemoOptions, weight_shapes
 from gymfast.demo.processes import end_with_parent
 from gymfast.errors import GymfastError
+from gymfast.sync import CheckpointTarget, LiveTarget, Subscriber, Target
 
 POLL_S = 0.05
 RETRY_S = 0.4
@@ -38,7 +39,7 @@ class Weights(ABC):
     """What a receiver serves from, and a way to read it that shares nothing with the codec."""
 
     @abstractmethod
-    def target(self) -> Any:
+    def target(self) -> Target:
         """The target for gymfast.sync.Subscriber."""
 
     @abstractmethod
@@ -62,9 +63,7 @@ class LiveWeights(Weights):
         self._memory = {name: tensor.data for name, tensor in self.tensors.items()}
         self._addresses = self._current_addresses()
 
-    def target(self) -> Any:
-        from gymfast.sync import LiveTarget
-
+    def target(self) -> Target:
         return LiveTarget(self.tensors)
 
     def read(self) -> list[NamedBytes]:
@@ -83,52 +82,46 @@ class CheckpointWeights(Weights):
     def __init__(self, plan: ReceiverPlan) -> None:
         self.path = Path(plan.checkpoint_path)
 
-    def target(self) -> Any:
-        from gymfast.sync import CheckpointTarget
-
+    def target(self) -> Target:
         return CheckpointTarget(self.path)
 
     def read(self) -> list[NamedBytes]:
         return read_checkpoint(self.path)
 
 
-class HoldPoint:
-    """Stops the process for good at its first rename inside the apply of one version.
+class LastWarning(logging.Handler):
+    """Remembers the last warning: why an object was refused."""
 
-    The file operation is seen through an audit hook, so that no code of gymfast knows of it.
-    """
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self._text = ""
 
-    def __init__(self, version: int) -> None:
-        self._version = version
-        self._is_armed = False
-        if version:
-            sys.addaudithook(self._hook)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Take the text of a record."""
+        self._text = record.getMessage()
 
-    def arm(self, version: int) -> None:
-        """The apply of `version` begins."""
-        self._is_armed = bool(self._version) and version >= self._version
-        self._current = version
-
-    def _hook(self, event: str, arguments: tuple[Any, ...]) -> None:
-        if self._is_armed and event == "os.rename":
-            self._is_armed = False
-            name = Path(str(arguments[1])).name
-            events.tell(events.Holding(version=self._current, at_file=name))
-            threading.Event().wait()  # until SIGKILL
+    def take(self) -> str:
+        """The last warning since the last call; empty if there was none."""
+        text, self._text = self._text, ""
+        return text
 
 
 class Receiver:
     """Polls, fetches, applies, serves, for ever."""
 
     def __init__(self, plan: ReceiverPlan) -> None:
-        from gymfast.sync import Subscriber
-
-        self.weights = LiveWeights(plan) if plan.name == "live" else CheckpointWeights(plan)
-        self.hold = HoldPoint(plan.hold_version)
+        is_live = plan.name == "live"
+        self.weights: Weights = LiveWeights(plan) if is_live else CheckpointWeights(plan)
+        self.hold = HoldPoint(Path(plan.checkpoint_path), plan.hold_version)
         self.subscriber = Subscriber(
             plan.store_path, RUN, self.weights.target(), reader_id=plan.name
         )
-        events.tell(events.Attached(version=self.subscriber.version, is_restart=plan.is_restart))
+        self.warnings = LastWarning()
+        logging.getLogger("gymfast").addHandler(self.warnings)
+        version = self.subscriber.version
+        events.tell(events.Attached(version=version, is_restart=plan.is_restart))
+        if version is not None:
+            self._serve(version, self.subscriber.root or "", num_versions=0, apply_s=0.0)
 
     def run(self) -> None:
         """Follow the store until the process is ended."""
@@ -144,31 +137,39 @@ class Receiver:
 
     def _step(self) -> bool:
         """True if a newer version was there and is served now."""
-        before = self.subscriber.version
         newest = self.subscriber.poll()
-        if newest is None or newest == before:
+        if newest is None or newest == self.subscriber.version:
             return False
         self.subscriber.fetch(newest)
         self.hold.arm(newest)
-        start_s = time.perf_counter()
         report = self.subscriber.apply()
-        apply_s = time.perf_counter() - start_s
+        self._serve(
+            report.version,
+            report.root,
+            num_versions=max(report.num_deltas, 1),
+            apply_s=report.seconds.apply + report.seconds.check,
+        )
+        return True
+
+    def _serve(self, version: int, root: str, *, num_versions: int, apply_s: float) -> None:
         events.tell(
             events.Served(
-                version=newest,
-                root=report.new_root.hex(),
+                version=version,
+                root=root,
                 fingerprint=fingerprint(self.weights.read()),
-                num_versions=newest - (-1 if before is None else before),
+                num_versions=num_versions,
                 apply_s=apply_s,
                 kept_pointers=self.weights.kept_pointers(),
             )
         )
-        return True
 
     def _refuse(self, error: GymfastError) -> None:
         events.tell(
             events.Refused(
-                version=self.subscriber.version, error=type(error).__name__, message=str(error)
+                version=self.subscriber.version,
+                error=type(error).__name__,
+                message=str(error),
+                warning=self.warnings.take(),
             )
         )
 

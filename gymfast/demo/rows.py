@@ -128,8 +128,8 @@ def audit_text(result: DemoResult) -> str:
     return (
         f"{audit.num_served} served versions were compared with the trainer's own list: the root "
         "of the protocol, and a SHA-256 over names and bytes that shares no code with the codec. "
-        f"A third program read the checkpoint from disk {audit.num_outside_reads} times meanwhile. "
-        f"Wrong: {audit.num_wrong}."
+        f"A third program read the checkpoint from disk {audit.num_outside_reads} times while it "
+        f"was declared to be a version. Wrong: {audit.num_wrong or 'none'}."
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -19,26 +18,20 @@ from gymfast.demo.text import load_text
 from gymfast.demo.transformer import Parameters, load_torch
 from gymfast.errors import GymfastError
 from gymfast.stores import FileStore
-
-if TYPE_CHECKING:
-    from gymfast.sync import Publisher
+from gymfast.sync import Publisher
 
 
 class Trainer:
     """Trains and publishes; tells every step."""
 
     def __init__(self, options: DemoOptions, store_path: Path) -> None:
-        from gymfast.sync import Publisher
-
         self.options = options
         self.version = -1
         self.store = DamagingStore(FileStore(store_path), self._tell_damage)
         text = load_text()
         self.learner = Learner(options.shape, options.schedule, text, options.seed)
         keep = options.num_versions + 1  # all of them: the demo replays them at the end
-        self.publisher: Publisher = Publisher(
-            self.store, RUN, profile="small", anchor_every=keep, keep=keep
-        )
+        self.publisher = Publisher(self.store, RUN, profile="small", anchor_every=keep, keep=keep)
         weights = self.learner.publishable()
         events.tell(
             events.TrainerReady(

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from gymfast.demo.audit import Audit, fingerprint
+from gymfast.demo.audit import Audit, OutsideRead, fingerprint
 from gymfast.demo.events import Published, Served
 from gymfast.demo.limit import LimitCounter
 from gymfast.demo.peers import XorZstd, load_zstd
@@ -123,13 +123,17 @@ def test_audit_finds_every_sort_of_wrong_service(event, word):
     assert word in "".join(wrong)
 
 
-def test_audit_finds_a_checkpoint_that_nobody_published():
+def test_audit_finds_a_checkpoint_that_is_not_what_it_is_declared_to_be():
     audit = Audit()
     audit.add_published(published(3))
-    audit.add_outside_read(TRUTH)
+    audit.add_outside_read(OutsideRead(3, TRUTH))
+    audit.add_outside_read(OutsideRead(None, "bb" * 32))
     assert audit.wrong() == []
-    audit.add_outside_read("bb" * 32)
-    assert "1 reads" in audit.wrong()[0]
+    audit.add_outside_read(OutsideRead(3, "bb" * 32))
+    audit.add_outside_read(OutsideRead(4, TRUTH))
+    wrong = audit.wrong()
+    assert len(wrong) == 2
+    assert "declared to be version 3" in wrong[0]
 
 
 def test_fingerprint_sees_names_bytes_and_where_one_tensor_ends():
