@@ -18,7 +18,7 @@ class Setting:
 
 
 SETTINGS = (
-    Setting("GYMFAST_CPU", "best found", "instruction set: baseline, avx2, avx512, neon"),
+    Setting("GYMFAST_CPU", "best found", "instruction set: baseline, avx2, avx512"),
     Setting("GYMFAST_THREADS", "all cores", "threads of the codec", "--threads"),
     Setting("GYMFAST_TRACEBACK", "", "1: show the traceback of an error"),
 )
