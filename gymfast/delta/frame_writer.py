@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from gymfast.delta.records import (
     MAGIC,
@@ -36,19 +37,7 @@ class FrameWriter:
 
     def tensor(self, record: TensorRecord) -> bytes:
         """A TENSOR section."""
-        geometry = record.geometry
-        body = b"".join(
-            (
-                bytes((record.kind, geometry.unit_bytes, record.class_shift, record.class_base)),
-                _text(record.name),
-                _text(record.dtype),
-                _varints((len(record.shape), *record.shape)),
-                encode_varint(record.num_bytes),
-                _varints((geometry.cols, geometry.tile_rows, geometry.tile_cols)),
-                _text(record.target) if record.kind is Kind.ALIAS else b"",
-            )
-        )
-        return self.section(SectionType.TENSOR, body)
+        return self.section(SectionType.TENSOR, _tensor_body(record))
 
     def blocks(self, tensor: int, first_block: int, num_blocks: int, body: bytes) -> bytes:
         """A BLOCKS section; body is block table and payloads, as encode_blocks returns them."""
@@ -70,6 +59,23 @@ class FrameWriter:
         check = _u64(self._check64(start, *parts))
         self._checks += check
         return b"".join((start, check, *parts))
+
+
+@lru_cache(maxsize=2**16)
+def _tensor_body(record: TensorRecord) -> bytes:
+    """The same records come back with every version: their bytes are kept."""
+    geometry = record.geometry
+    return b"".join(
+        (
+            bytes((record.kind, geometry.unit_bytes, record.class_shift, record.class_base)),
+            _text(record.name),
+            _text(record.dtype),
+            _varints((len(record.shape), *record.shape)),
+            encode_varint(record.num_bytes),
+            _varints((geometry.cols, geometry.tile_rows, geometry.tile_cols)),
+            _text(record.target) if record.kind is Kind.ALIAS else b"",
+        )
+    )
 
 
 def _u64(value: int) -> bytes:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.varint import encode_varint
@@ -216,10 +217,15 @@ def root_of(entries: Iterable[tuple[str, str, tuple[int, ...], Digest]]) -> byte
     """
     sha = hashlib.sha256(b"gymfast-root-1\n")
     by_name = sorted(entries, key=lambda entry: entry[0].encode())
-    for text, dtype, shape, digest in by_name:
-        name = text.encode()
-        sha.update(encode_varint(len(name)) + name)
-        sha.update(encode_varint(len(dtype)) + dtype.encode())
-        sha.update(b"".join(encode_varint(x) for x in (len(shape), *shape)))
-        sha.update(b"".join(lane.to_bytes(8, "little") for lane in digest))
+    for name, dtype, shape, (first, second) in by_name:
+        sha.update(_root_head(name, dtype, shape))
+        sha.update(first.to_bytes(8, "little") + second.to_bytes(8, "little"))
     return sha.digest()
+
+
+@lru_cache(maxsize=2**16)
+def _root_head(text: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What stands before the digest of a tensor; the same names come back with every version."""
+    name = text.encode()
+    dims = b"".join(encode_varint(x) for x in (len(shape), *shape))
+    return encode_varint(len(name)) + name + encode_varint(len(dtype)) + dtype.encode() + dims
