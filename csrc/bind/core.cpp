@@ -1,5 +1,5 @@
-// gymfast._core: the CPU codec and the frame parser. Arguments are checked here, the GIL is released
-// around all work, and Status becomes a Python error in one place.
+// gymfast._core: the CPU codec and the frame parser. Arguments are checked here, the GIL is
+// released around all work, and Status becomes a Python error in one place.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -23,8 +23,7 @@ using gymfast::Status;
 
 using U8In = nb::ndarray<const std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using U8InOut = nb::ndarray<std::uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using DigestsInOut =
-    nb::ndarray<std::uint64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using DigestsInOut = nb::ndarray<std::uint64_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 using DigestsOut = nb::ndarray<nb::numpy, std::uint64_t, nb::shape<-1, 2>, nb::c_contig>;
 
 // Holds a read-only contiguous buffer; nanobind's bytes caster takes bytes only.
@@ -52,8 +51,8 @@ class BufferView {
                      std::to_string(static_cast<int>(status.error)) + ", " + unit + " " +
                      std::to_string(status.where);
   if (status.found != 0 || status.expected != 0) {
-    text += ", found " + std::to_string(status.found) + ", expected " +
-            std::to_string(status.expected);
+    text +=
+        ", found " + std::to_string(status.found) + ", expected " + std::to_string(status.expected);
   }
   text += ")";
   nb::object errors = nb::module_::import_("gymfast.errors");
@@ -117,8 +116,9 @@ DigestsOut digest_blocks(U8In data, std::uint64_t num_units, std::uint64_t unit_
   gymfast::BlockRun run = make_run({num_units, unit_bytes, cols, tile_rows, tile_cols}, threads);
   require_size("data", data.size(), run.geometry.num_bytes());
   run.first_block = first_block;
-  run.num_blocks = num_blocks < 0 ? run.geometry.num_blocks() - std::min(first_block, run.num_blocks)
-                                  : static_cast<std::uint64_t>(num_blocks);
+  run.num_blocks = num_blocks < 0
+                       ? run.geometry.num_blocks() - std::min(first_block, run.num_blocks)
+                       : static_cast<std::uint64_t>(num_blocks);
   const std::size_t rows = static_cast<std::size_t>(run.num_blocks);
   auto* result = new std::uint64_t[2 * rows + 1]();
   nb::capsule owner(result, [](void* p) noexcept { delete[] static_cast<std::uint64_t*>(p); });
@@ -165,8 +165,7 @@ struct EncodeArguments {
 };
 
 std::tuple<nb::bytes, std::uint64_t, nb::bytes> encode(gymfast::BlockRun run,
-                                                       const EncodeArguments& a,
-                                                       std::uint8_t* base,
+                                                       const EncodeArguments& a, std::uint8_t* base,
                                                        const std::uint8_t* next, bool update,
                                                        bool undo) {
   if (a.profile < 0 || a.profile > 2) throw nb::value_error("profile is 0, 1 or 2");
@@ -195,9 +194,8 @@ nb::tuple tensor_tuple(const gymfast::TensorView& t, const nb::tuple& blocks) {
   return nb::make_tuple(static_cast<unsigned>(t.kind), t.unit_bytes, t.class_shift, t.class_base,
                         nb::str(t.name.data(), t.name.size()),
                         nb::str(t.dtype.data(), t.dtype.size()), nb::tuple(dims), t.num_bytes,
-                        t.cols, t.tile_rows, t.tile_cols,
-                        nb::str(t.target.data(), t.target.size()), blocks, status,
-                        digest_or_none(t.base_digest, has_base),
+                        t.cols, t.tile_rows, t.tile_cols, nb::str(t.target.data(), t.target.size()),
+                        blocks, status, digest_or_none(t.base_digest, has_base),
                         digest_or_none(t.new_digest, has_new));
 }
 
@@ -216,8 +214,8 @@ nb::tuple parse_frame(nb::handle buffer) {
   for (const gymfast::TensorView& t : frame.tensors) {
     nb::list blocks;
     for (const gymfast::BlocksView& b : t.blocks) {
-      const auto offset = static_cast<std::uint64_t>(b.table_and_payloads.data() -
-                                                     view.span().data());
+      const auto offset =
+          static_cast<std::uint64_t>(b.table_and_payloads.data() - view.span().data());
       blocks.append(
           nb::make_tuple(b.first_block, b.num_blocks, offset, b.table_and_payloads.size()));
     }
@@ -237,8 +235,9 @@ std::vector<std::string> cpu_targets() {
 }
 
 void force_cpu_target(nb::object name) {
-  const bool is_known = name.is_none() ? gymfast::force_kernels(nullptr)
-                                       : gymfast::force_kernels(nb::cast<std::string>(name).c_str());
+  const bool is_known = name.is_none()
+                            ? gymfast::force_kernels(nullptr)
+                            : gymfast::force_kernels(nb::cast<std::string>(name).c_str());
   if (!is_known) throw nb::value_error("no such instruction set here: see cpu_targets()");
 }
 
@@ -248,8 +247,9 @@ NB_MODULE(_core, m) {
   m.doc() = "The native codec of gymfast: frames, blocks and digests on the CPU.";
 
   m.def("cpu_targets", &cpu_targets, "Instruction sets that run here, slowest first.");
-  m.def("cpu_target", [] { return std::string(kernels().name); },
-        "The instruction set in use: GYMFAST_CPU, a forced one, or the fastest.");
+  m.def(
+      "cpu_target", [] { return std::string(kernels().name); },
+      "The instruction set in use: GYMFAST_CPU, a forced one, or the fastest.");
   m.def("force_cpu_target", &force_cpu_target, "name"_a.none(),
         nb::sig("def force_cpu_target(name: str | None) -> None"),
         "Forces an instruction set for this process; None gives the default back.");

@@ -3,8 +3,8 @@
 namespace gymfast {
 namespace GYMFAST_NAMESPACE {
 
-// Changes ahead whose cache line is asked for; the lists have 128 spare entries, and a wrong address
-// costs nothing.
+// Changes ahead whose cache line is asked for; the lists have 128 spare entries, and a wrong
+// address costs nothing.
 constexpr std::uint32_t kPrefetchDistance = 96;
 
 struct ValueGroup {

@@ -33,7 +33,8 @@ struct BlockParams {
   bool has_base = true;
 };
 
-// Unit i of a block lies at byte `offset + (i / row_units) * stride_bytes + (i % row_units) * unit`.
+// Unit i of a block lies at byte `offset + (i / row_units) * stride_bytes + (i % row_units) *
+// unit`.
 struct Placement {
   std::uint64_t offset = 0;
   std::uint64_t row_units = 0;
@@ -46,24 +47,24 @@ class Scratch {
   // Throws std::bad_alloc. `unit_bytes` sizes the value buffers.
   void reserve(std::size_t num_units, std::size_t unit_bytes);
 
-  std::uint32_t* index = nullptr;       // positions of changed units, ascending
-  std::uint8_t* before = nullptr;       // their base values (unit type)
-  std::uint8_t* after = nullptr;        // their new values (unit type)
-  std::uint8_t* classes = nullptr;      // their classes
-  std::uint32_t* rank = nullptr;        // their ranks within the class
+  std::uint32_t* index = nullptr;   // positions of changed units, ascending
+  std::uint8_t* before = nullptr;   // their base values (unit type)
+  std::uint8_t* after = nullptr;    // their new values (unit type)
+  std::uint8_t* classes = nullptr;  // their classes
+  std::uint32_t* rank = nullptr;    // their ranks within the class
   std::uint8_t* before_sorted = nullptr;
   std::uint8_t* after_sorted = nullptr;
   std::uint32_t* rank_sorted = nullptr;
-  std::uint32_t* gaps = nullptr;        // position gaps of all groups (inverted lists: up to n)
-  std::uint32_t* values = nullptr;      // v of all changes
+  std::uint32_t* gaps = nullptr;    // position gaps of all groups (inverted lists: up to n)
+  std::uint32_t* values = nullptr;  // v of all changes
   std::uint32_t* exception_gaps = nullptr;
   std::uint32_t* exception_values = nullptr;
   std::uint32_t* flip_gaps = nullptr;
-  std::uint8_t* negative = nullptr;     // S bits
-  std::uint8_t* block_a = nullptr;      // whole blocks: results, dense symbols
-  std::uint8_t* block_b = nullptr;      // gathered tiles of the base or of the live tensor
-  std::uint8_t* block_c = nullptr;      // gathered tiles of the new tensor
-  std::vector<std::uint8_t> payload;    // copy of a payload with zeros behind it
+  std::uint8_t* negative = nullptr;   // S bits
+  std::uint8_t* block_a = nullptr;    // whole blocks: results, dense symbols
+  std::uint8_t* block_b = nullptr;    // gathered tiles of the base or of the live tensor
+  std::uint8_t* block_c = nullptr;    // gathered tiles of the new tensor
+  std::vector<std::uint8_t> payload;  // copy of a payload with zeros behind it
 
  private:
   std::unique_ptr<std::uint8_t[]> arena_;  // not initialised: only pages in use count

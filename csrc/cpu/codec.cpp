@@ -100,7 +100,9 @@ void scatter(const std::uint8_t* block, const Placement& place, std::uint64_t nu
 std::size_t block_units(const Geometry& g) {
   return static_cast<std::size_t>(g.tile_rows * g.tile_cols);
 }
-unsigned unit_log2(const Geometry& g) { return static_cast<unsigned>(std::countr_zero(g.unit_bytes)); }
+unsigned unit_log2(const Geometry& g) {
+  return static_cast<unsigned>(std::countr_zero(g.unit_bytes));
+}
 
 void append_u64(std::vector<std::uint8_t>* out, std::uint64_t value) {
   for (int i = 0; i < 8; ++i) out->push_back(static_cast<std::uint8_t>(value >> (8 * i)));
@@ -236,8 +238,8 @@ Status apply_one(const BlockRun& run, const TableEntry& entry, const std::uint8_
   const bool direct = is_contiguous(job.placement);
   job.data = direct ? data + tile.offset : scratch.block_b;
   if (!direct) gather(data, job.placement, job.num_units, g.unit_bytes, scratch.block_b);
-  const Status status = active_kernels()->apply[unit_log2(g)](job, scratch, run.digests[block],
-                                                              num_changed);
+  const Status status =
+      active_kernels()->apply[unit_log2(g)](job, scratch, run.digests[block], num_changed);
   if (status.is_ok() && !direct) {
     scatter(scratch.block_b, job.placement, job.num_units, g.unit_bytes, data);
   }
@@ -265,8 +267,7 @@ void Scratch::reserve(std::size_t num_units, std::size_t unit_bytes) {
     at += word;
   }
   for (std::uint8_t** list :
-       {&before, &after, &before_sorted, &after_sorted, &block_a, &block_b,
-        &block_c}) {
+       {&before, &after, &before_sorted, &after_sorted, &block_a, &block_b, &block_c}) {
     *list = at;
     at += unit;
   }
@@ -361,7 +362,8 @@ Status rollback_run(const Geometry& g, std::span<const std::uint8_t> undo, std::
         std::uint32_t position;
         std::memcpy(&position, body + 4 * std::size_t{i}, 4);
         if (position >= tile.num_units()) return fail(Error::kBadArgument, block);
-        const std::uint64_t offset = place.offset + position / place.row_units * place.stride_bytes +
+        const std::uint64_t offset = place.offset +
+                                     position / place.row_units * place.stride_bytes +
                                      position % place.row_units * unit;
         std::memcpy(base + offset, body + 4 * std::size_t{head} + i * unit, unit);
       }
@@ -426,12 +428,11 @@ ClassParams choose_classes(const std::uint8_t* base, std::uint64_t num_units,
   std::uint64_t counts[256] = {};
   for (std::uint64_t i = 0; i < samples; ++i) {
     // i < 1024, num_units < 2^62: the product needs 128 bits.
-    const auto unit = static_cast<std::uint64_t>(static_cast<unsigned __int128>(i) * num_units /
-                                                 samples);
+    const auto unit =
+        static_cast<std::uint64_t>(static_cast<unsigned __int128>(i) * num_units / samples);
     std::uint32_t value = 0;
     std::memcpy(&value, base + unit * unit_bytes, static_cast<std::size_t>(unit_bytes));
-    const std::uint32_t field =
-        unit_bytes == 1 ? value & 127 : value >> (8 * unit_bytes - 9) & 255;
+    const std::uint32_t field = unit_bytes == 1 ? value & 127 : value >> (8 * unit_bytes - 9) & 255;
     ++counts[field];
   }
   int top = 255;

@@ -8,8 +8,8 @@ struct Changes {
   std::uint32_t* index;
   T* before;
   T* after;
-  std::uint8_t* classes;    // only with classes
-  std::uint32_t* rank;      // only with ranks
+  std::uint8_t* classes;  // only with classes
+  std::uint32_t* rank;    // only with ranks
   std::size_t count = 0;
   std::uint32_t class_units[kNumClasses] = {};  // only with ranks: units of the block per class
 
@@ -21,8 +21,8 @@ struct Changes {
         rank(s.rank) {}
 };
 
-// Calls visit(word_start, num_units, base64, next64): 64 readable units each, padded at the end with
-// equal units.
+// Calls visit(word_start, num_units, base64, next64): 64 readable units each, padded at the end
+// with equal units.
 template <class T, class Visit>
 inline void for_each_word(const T* base, const T* next, std::size_t n, Visit&& visit) {
   std::size_t i = 0;
@@ -86,8 +86,7 @@ inline void diff_u16_avx512(std::uint16_t* base, const std::uint16_t* next, std:
     const __m512i offset = _mm512_set1_epi32(static_cast<int>(start));
     for (std::size_t j = 0; j < m; j += 16) {
       const __m256i narrow = _mm256_load_si256(reinterpret_cast<const __m256i*>(local + j));
-      _mm512_storeu_si512(index + k + j,
-                          _mm512_add_epi32(_mm512_cvtepu16_epi32(narrow), offset));
+      _mm512_storeu_si512(index + k + j, _mm512_add_epi32(_mm512_cvtepu16_epi32(narrow), offset));
     }
     k += m;
   }
@@ -123,23 +122,25 @@ inline void diff_ranks_portable(T* base, const T* next, std::size_t first, std::
   std::uint64_t masks[kNumClasses];
   for_each_word(base + first, next + first, n - first,
                 [&](std::size_t start, unsigned count, const T* a, const T* b) {
-    class_bytes64(a, p.class_shift, p.class_base, classes);
-    class_masks64(classes, masks);
-    const std::uint64_t valid = low_bits(count);
-    std::uint64_t changed = changed64(a, b);
-    for (std::uint64_t rest = changed; rest != 0; rest &= rest - 1) {
-      const unsigned t = static_cast<unsigned>(std::countr_zero(rest));
-      const unsigned c = classes[t];
-      out.index[k] = static_cast<std::uint32_t>(first + start + t);
-      out.before[k] = a[t];
-      out.after[k] = b[t];
-      out.classes[k] = static_cast<std::uint8_t>(c);
-      out.rank[k] = out.class_units[c] + popcount64(masks[c] & low_bits(t));
-      ++k;
-    }
-    for (int c = 0; c < kNumClasses; ++c) out.class_units[c] += popcount64(masks[c] & valid);
-    if (update && changed != 0) std::memcpy(base + first + start, b, count * sizeof(T));
-  });
+                  class_bytes64(a, p.class_shift, p.class_base, classes);
+                  class_masks64(classes, masks);
+                  const std::uint64_t valid = low_bits(count);
+                  std::uint64_t changed = changed64(a, b);
+                  for (std::uint64_t rest = changed; rest != 0; rest &= rest - 1) {
+                    const unsigned t = static_cast<unsigned>(std::countr_zero(rest));
+                    const unsigned c = classes[t];
+                    out.index[k] = static_cast<std::uint32_t>(first + start + t);
+                    out.before[k] = a[t];
+                    out.after[k] = b[t];
+                    out.classes[k] = static_cast<std::uint8_t>(c);
+                    out.rank[k] = out.class_units[c] + popcount64(masks[c] & low_bits(t));
+                    ++k;
+                  }
+                  for (int c = 0; c < kNumClasses; ++c)
+                    out.class_units[c] += popcount64(masks[c] & valid);
+                  if (update && changed != 0)
+                    std::memcpy(base + first + start, b, count * sizeof(T));
+                });
   out.count = k;
 }
 

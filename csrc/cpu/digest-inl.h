@@ -91,8 +91,8 @@ inline void digest_block(const std::uint8_t* data, std::size_t num_units, const 
   }
 }
 
-// Adds digest(after) - digest(before) of changed units at the given offsets. They need no order, but
-// runs within one digest row are cheaper.
+// Adds digest(after) - digest(before) of changed units at the given offsets. They need no order,
+// but runs within one digest row are cheaper.
 template <class T, class OffsetOf>
 inline void digest_steps(const T* before, const T* after, std::size_t count, OffsetOf&& offset_of,
                          Digest* sum) {
@@ -117,19 +117,20 @@ template <class T>
 inline void digest_changes(const std::uint32_t* index, const T* before, const T* after,
                            std::size_t count, const Placement& place, Digest* sum) {
   if (place.stride_bytes == 0) {
-    digest_steps(before, after, count,
-                 [&](std::size_t i) { return place.offset + std::uint64_t{index[i]} * sizeof(T); },
-                 sum);
+    digest_steps(
+        before, after, count,
+        [&](std::size_t i) { return place.offset + std::uint64_t{index[i]} * sizeof(T); }, sum);
     return;
   }
   const auto row_units = static_cast<std::uint32_t>(place.row_units);
-  digest_steps(before, after, count,
-               [&](std::size_t i) {
-                 const std::uint32_t line = index[i] / row_units;
-                 return place.offset + line * place.stride_bytes +
-                        std::uint64_t{index[i] - line * row_units} * sizeof(T);
-               },
-               sum);
+  digest_steps(
+      before, after, count,
+      [&](std::size_t i) {
+        const std::uint32_t line = index[i] / row_units;
+        return place.offset + line * place.stride_bytes +
+               std::uint64_t{index[i] - line * row_units} * sizeof(T);
+      },
+      sum);
 }
 
 }  // namespace GYMFAST_NAMESPACE

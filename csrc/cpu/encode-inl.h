@@ -36,8 +36,8 @@ inline bool split_values(const T* before, const T* after, std::size_t count, std
   constexpr unsigned kSign = 8 * sizeof(T) - 1;
   std::uint32_t any_flip = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    const std::int32_t d = static_cast<std::int32_t>(after[i] & kMask) -
-                           static_cast<std::int32_t>(before[i] & kMask);
+    const std::int32_t d =
+        static_cast<std::int32_t>(after[i] & kMask) - static_cast<std::int32_t>(before[i] & kMask);
     const std::uint32_t size = static_cast<std::uint32_t>(d < 0 ? -d : d);
     values[i] = (size - 1) & kMask;
     any_flip |= static_cast<std::uint32_t>(after[i] ^ before[i]);

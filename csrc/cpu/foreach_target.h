@@ -28,15 +28,17 @@
 #undef GYMFAST_LEVEL
 #undef GYMFAST_NAMESPACE
 
-#define GYMFAST_AVX512_FEATURES \
-  "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,avx512bitalg,avx2,bmi,bmi2,lzcnt,popcnt"
+#define GYMFAST_AVX512_FEATURES                                                                  \
+  "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,avx512bitalg,avx2," \
+  "bmi,bmi2,lzcnt,popcnt"
 #define GYMFAST_LEVEL 2
 #define GYMFAST_NAMESPACE target_avx512
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target(GYMFAST_AVX512_FEATURES))), apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,avx512bitalg,avx2,bmi,bmi2,lzcnt,popcnt")
+#pragma GCC target( \
+    "avx512f,avx512bw,avx512vl,avx512dq,avx512vbmi,avx512vbmi2,avx512vpopcntdq,avx512bitalg,avx2,bmi,bmi2,lzcnt,popcnt")
 #endif
 #include GYMFAST_TARGET_INCLUDE
 #if defined(__clang__)

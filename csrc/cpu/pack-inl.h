@@ -149,9 +149,9 @@ inline std::uint32_t low_field(const std::uint8_t* lows, std::uint64_t bit, std:
 // Decodes `count` values; with kPositions their running sums (+1 per step): ascending positions.
 // Every value (position) must be below `limit`.
 template <bool kPositions>
-inline Error unpack_split_rice(const std::uint8_t* lows, std::uint64_t* low_bit,
-                               UnaryReader& unary, unsigned l, std::uint32_t count,
-                               std::uint64_t limit, std::uint32_t* out) {
+inline Error unpack_split_rice(const std::uint8_t* lows, std::uint64_t* low_bit, UnaryReader& unary,
+                               unsigned l, std::uint32_t count, std::uint64_t limit,
+                               std::uint32_t* out) {
   const std::uint64_t mask = (std::uint64_t{1} << l) - 1;
   std::uint64_t bit = *low_bit, next = unary.next, position = 0;
   std::uint64_t word = unary.word, word_index = unary.word_index;

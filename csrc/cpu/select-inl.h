@@ -77,7 +77,8 @@ struct ClassWindow {
         a[i + 2] = _mm512_unpacklo_epi64(b[i + 1], b[i + 3]);
         a[i + 3] = _mm512_unpackhi_epi64(b[i + 1], b[i + 3]);
       }
-      // a[4 * g + j] holds, in its 128-bit lane m, class 4 * m + j of word pairs 4 * g .. 4 * g + 3.
+      // a[4 * g + j] holds, in its 128-bit lane m, class 4 * m + j of word pairs 4 * g .. 4 * g
+      // + 3.
       for (int j = 0; j < 4; ++j) {
         const __m512i x0 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0x44);
         const __m512i x1 = _mm512_shuffle_i32x4(a[j], a[4 + j], 0xEE);

@@ -29,7 +29,8 @@ inline std::uint64_t equal_bytes64(const std::uint8_t* bytes, std::uint8_t value
   const __m256i v = _mm256_set1_epi8(static_cast<char>(value));
   const __m256i a = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes));
   const __m256i b = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(bytes + 32));
-  const std::uint32_t low = static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, v)));
+  const std::uint32_t low =
+      static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(a, v)));
   const std::uint32_t high =
       static_cast<std::uint32_t>(_mm256_movemask_epi8(_mm256_cmpeq_epi8(b, v)));
   return low | std::uint64_t{high} << 32;
@@ -56,15 +57,16 @@ inline std::uint64_t changed64(const T* a, const T* b) {
   if constexpr (sizeof(T) == 1) {
     return _mm512_cmpneq_epi8_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
   } else if constexpr (sizeof(T) == 2) {
-    const std::uint64_t low = _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
+    const std::uint64_t low =
+        _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(a), _mm512_loadu_si512(b));
     const std::uint64_t high =
         _mm512_cmpneq_epi16_mask(_mm512_loadu_si512(a + 32), _mm512_loadu_si512(b + 32));
     return low | high << 32;
   } else {
     std::uint64_t mask = 0;
     for (int i = 0; i < 4; ++i) {
-      const std::uint64_t part = _mm512_cmpneq_epi32_mask(_mm512_loadu_si512(a + 16 * i),
-                                                          _mm512_loadu_si512(b + 16 * i));
+      const std::uint64_t part =
+          _mm512_cmpneq_epi32_mask(_mm512_loadu_si512(a + 16 * i), _mm512_loadu_si512(b + 16 * i));
       mask |= part << (16 * i);
     }
     return mask;
@@ -158,8 +160,8 @@ struct ClassVectors {
   }
 
   __m512i classes(__m512i low, __m512i high) const {
-    __m512i field = _mm512_permutex2var_epi8(_mm512_add_epi16(low, low), odd,
-                                             _mm512_add_epi16(high, high));
+    __m512i field =
+        _mm512_permutex2var_epi8(_mm512_add_epi16(low, low), odd, _mm512_add_epi16(high, high));
     if (shift != 0) {
       field = _mm512_and_si512(_mm512_srl_epi16(field, _mm_cvtsi32_si128(static_cast<int>(shift))),
                                shift_mask);

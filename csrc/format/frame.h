@@ -1,5 +1,6 @@
 // Wire structs of docs/wire-format.md section 3 and the only C++ parser: bytes -> view or Status.
-// Every limit of section 9 is checked here, before anything is allocated from a length in the bytes.
+// Every limit of section 9 is checked here, before anything is allocated from a length in the
+// bytes.
 #ifndef GYMFAST_FORMAT_FRAME_H_
 #define GYMFAST_FORMAT_FRAME_H_
 

@@ -14,7 +14,8 @@ const char* error_text(Error error) {
     case Error::kSectionCheck: return "a section is damaged: its check does not match its bytes";
     case Error::kSectionOrder: return "sections are out of order, repeated or missing";
     case Error::kFrameCheck: return "sections do not belong together: the frame check is wrong";
-    case Error::kBadEncoding: return "a field is not in its shortest form or a body has extra bytes";
+    case Error::kBadEncoding:
+      return "a field is not in its shortest form or a body has extra bytes";
     case Error::kLimitExceeded: return "a limit of the format is exceeded";
     case Error::kSizeOverflow: return "a size does not fit 64 bits";
     case Error::kBadName: return "a tensor name is empty, too long, not UTF-8 or has control bytes";

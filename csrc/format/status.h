@@ -37,7 +37,8 @@ enum class Error : std::uint8_t {
   kBadArgument = 90,
 };
 
-// `where` is a byte offset (parser) or a block number (codec); the rest are the two values compared.
+// `where` is a byte offset (parser) or a block number (codec); the rest are the two values
+// compared.
 struct Status {
   Error error = Error::kOk;
   std::uint64_t where = 0;
