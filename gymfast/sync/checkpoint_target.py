@@ -25,7 +25,7 @@ from gymfast.delta.checkpoint import (
 )
 from gymfast.delta.files import os_errors, sync_directory, write_all
 from gymfast.delta.frame import root_of
-from gymfast.errors import ConflictError, CoverageError, FormatError, GymfastError
+from gymfast.errors import ConflictError, CoverageError, FormatError
 from gymfast.sync.manifest import PositionRecord, encode, parse_position
 from gymfast.sync.staging import StagedFrame
 from gymfast.sync.targets import Installed
@@ -82,16 +82,15 @@ class CheckpointTarget:
 
     def load(self) -> PositionRecord | None:
         path = self._beside("position")
+        with os_errors("read", path):
+            try:
+                blob = path.read_bytes()
+            except FileNotFoundError:
+                return None
         try:
-            with os_errors("read", path):
-                return parse_position(path.read_bytes(), str(path))
+            return parse_position(blob, str(path))
         except FormatError as error:
             _log.warning("%s; the checkpoint itself will tell its version", error)
-            return None
-        except GymfastError as error:
-            if path.exists():
-                raise
-            _log.debug("no position yet: %s", error)
             return None
 
     def save(self, position: PositionRecord) -> None:
@@ -191,6 +190,7 @@ class CheckpointTarget:
                 old.rename(self.path)
                 raise
             sync_directory(self.path.parent)
+            _move_others(old, self.path)
             _remove(old)
         else:
             new.rename(self.path)
@@ -207,6 +207,8 @@ class CheckpointTarget:
             whole = [path for path in nexts if path.exists()]
             (whole[0] if len(whole) == 1 else old).rename(self.path)
             sync_directory(self.path.parent)
+        if old.is_dir() and self.path.is_dir():
+            _move_others(old, self.path)
         for path in (old, *nexts, self._beside("position.new")):
             _remove(path)
         unfinished = tuple(f".{path.name}.gymfast-" for path in nexts)
@@ -241,8 +243,16 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
+def _move_others(old: Path, new: Path) -> None:
+    """Moves all that is no weight and not there yet: folders, hidden and large files stay."""
+    for path in sorted(old.iterdir()):
+        if not path.name.endswith(_WEIGHT_SUFFIXES) and not os.path.lexists(new / path.name):
+            path.rename(new / path.name)
+    sync_directory(new)
+
+
 def _copy_side_files(old: Path, new: Path) -> None:
-    """Configuration and tokenizer go along, weights and hidden files do not."""
+    """Configuration and tokenizer are there from the first moment of the new checkpoint on."""
     for path in _side_files(old):
         if not (new / path.name).exists():
             shutil.copyfile(path, new / path.name)

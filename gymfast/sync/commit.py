@@ -18,7 +18,7 @@ class Step(Enum):
     """What the writer does next; the second group ends the attempt."""
 
     PUT = "put the objects"
-    CONFIRM = "confirm that each object is there with its length"
+    CONFIRM = "confirm that each object is there with its length; if not, see who took the place"
     CREATE = "create the record, only if absent"
     READ_BACK = "read the record back"
     ADVANCE = "follow the record found there, then try the next place"
@@ -52,6 +52,8 @@ COMMIT: dict[tuple[Step, Answer], Step] = {
     (Step.CONFIRM, Answer.OK): Step.CREATE,
     (Step.CONFIRM, Answer.ERROR): Step.CONFIRM,
     (Step.CONFIRM, Answer.ABSENT): Step.CONFIRM,
+    (Step.CONFIRM, Answer.EARLIER): Step.ADOPT,
+    (Step.CONFIRM, Answer.OTHER): Step.FENCED,
     (Step.CONFIRM, Answer.GIVE_UP): Step.FAILED,
     (Step.CREATE, Answer.OK): Step.DONE,
     (Step.CREATE, Answer.EXISTS): Step.READ_BACK,

@@ -69,7 +69,7 @@ class Committer:
         }
         start_s = time.perf_counter()
         if put is not None and confirm is not None:
-            actions |= {Step.PUT: put, Step.CONFIRM: confirm}
+            actions |= {Step.PUT: put, Step.CONFIRM: lambda: attempt.confirm(confirm)}
         step = self._drive.run(COMMIT, Step.CREATE if put is None else Step.PUT, actions)
         self.seconds = time.perf_counter() - start_s
         if step is Step.DONE:
@@ -137,6 +137,11 @@ class _Attempt:
         except ConflictError:
             return Answer.EXISTS
         return Answer.OK
+
+    def confirm(self, confirm: Action) -> Answer:
+        """Missing objects may be late, or a newer publisher has removed them."""
+        answer = confirm()
+        return self.read_back() if answer is Answer.ABSENT else answer
 
     def read_back(self) -> Answer:
         try:

@@ -174,9 +174,21 @@ def _moves(world: World, rules: Rules) -> Moves:
     for i, reader in enumerate(world.readers):
         for label, after in _reader_moves(world, i, reader):
             yield f"reader {i}: {label}", after
+    for writer in world.writers:
+        yield from _fenced_objects_go(world, writer)
     for made in world.late:
         rest = tuple(other for other in world.late if other is not made)
         yield "a late create arrives", _created(world._replace(late=rest), made)[0]
+
+
+def _fenced_objects_go(world: World, writer: Writer) -> Moves:
+    """Retention of a newer publisher removes what no record of an older epoch names."""
+    made = writer.attempt
+    if made is None or made in world.log or made.record.nonce not in world.objects:
+        return
+    if made.claim < world.num_claims:
+        left = world.objects - {made.record.nonce}
+        yield "objects of a fenced attempt are removed", world._replace(objects=left)
 
 
 def _created(world: World, made: Made) -> tuple[World, bool]:
@@ -275,8 +287,10 @@ def _answers(world: World, i: int, writer: Writer) -> Iterator[tuple[str, Answer
         if world.faults_left:
             yield "failed", Answer.ERROR, faulty
     elif writer.step is Step.CONFIRM:
-        found = made.record.nonce in world.objects
-        yield "answered", Answer.OK if found else Answer.GIVE_UP, world
+        if made.record.nonce in world.objects:
+            yield "answered", Answer.OK, world
+        else:
+            yield from _read_back(world, writer, made)
     elif writer.step is Step.CREATE:
         after, is_new = _created(world, made)
         yield "answered", Answer.OK if is_new else Answer.EXISTS, after
