@@ -6,6 +6,7 @@
 #include <atomic>
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -39,7 +40,12 @@ void parallel_for(std::size_t num_items, std::size_t num_threads,
     }
   };
   std::vector<std::thread> threads;
-  for (std::size_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
+  threads.reserve(num_threads);
+  try {
+    for (std::size_t i = 1; i < num_threads; ++i) threads.emplace_back(work);
+  } catch (const std::system_error&) {
+    // The system gives no more threads: those that run, this one at least, do all items.
+  }
   work();
   for (std::thread& thread : threads) thread.join();
   if (error) std::rethrow_exception(error);
