@@ -1,16 +1,19 @@
-"""Errors of gymfast: bad data or peer, and the world; mistakes of the caller stay ValueError and TypeError."""
+"""Errors of gymfast: bad data or peer, and the world.
+
+Mistakes of the caller stay ValueError and TypeError.
+"""
 
 from __future__ import annotations
 
 
 class GymfastError(Exception):
-    """Base of all errors that gymfast raises on purpose; `exit_code` is what the command line returns."""
+    """Base of all errors that gymfast raises; `exit_code` is what the command line returns."""
 
     exit_code = 1
 
 
 class FormatError(GymfastError):
-    """Bytes that break a rule of docs/wire-format.md; `number` is the rule's stable error number."""
+    """Bytes that break a rule of docs/wire-format.md; `number` is its stable error number."""
 
     exit_code = 3
 
