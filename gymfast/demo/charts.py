@@ -56,15 +56,15 @@ def density_chart(result: DemoResult) -> str:
 def speed_chart(result: DemoResult) -> str:
     """Encode and apply speed of each codec beside a plain copy."""
     rows = [codec for codec in result.codecs if codec.encode and codec.apply]
-    height = 44 + 62 * len(rows) + 34
+    height = 44 + 62 * len(rows) + 46
     drawing = Drawing(WIDTH, height, "Speed of encode and apply beside memcpy")
-    bottom = height - 30.0
+    bottom = height - 42.0
     rates = [s.p90_gbps for row in rows for s in (row.encode, row.apply) if s]
     x = Scale(0, max(*rates, result.memcpy.median_gbps) * 1.08, 150, WIDTH - 60)
     for tick in x.ticks(6):
         drawing.line(x(tick), 24, x(tick), bottom, "grid")
     vertical_ticks(drawing, x, [(tick, f"{tick:g}") for tick in x.ticks(6)], bottom - 4)
-    drawing.text(WIDTH - 52, bottom + 14, "GB/s", "tick")
+    drawing.text((150 + WIDTH - 60) / 2, bottom + 34, "GB/s", "tick", "middle")
     for i, row in enumerate(rows):
         top = 34.0 + 62 * i
         drawing.text(138, top + 28, row.name, "label", "end")

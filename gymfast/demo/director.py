@@ -160,18 +160,16 @@ class Director:
         """What the killed receiver left on disk, in words."""
         read = self._read_from_outside(now=True)
         if read is None:
-            return "the checkpoint was gone"
-        mix = (
-            "one version" if self.log.audit.is_known(read.fingerprint) else "a mix of two versions"
-        )
-        declared = "nothing" if read.version is None else f"version {read.version}"
-        return f"the checkpoint on disk was {mix}, declared to be {declared}"
+            return "it left no checkpoint"
+        mix = "a version" if self.log.audit.is_known(read.fingerprint) else "a mix of two versions"
+        declared = "unfinished" if read.version is None else f"version {read.version}"
+        return f"it left {mix} on disk, marked as {declared}"
 
     def _note_attached(self, name: str, event: events.Attached) -> None:
         for harm in self._harms:
             if harm.kind == "kill" and event.is_restart and name in harm.waiting:
-                held = "nothing" if event.version is None else f"version {event.version}, whole"
-                harm.detail += f"; the restarted process found {held}"
+                held = "nothing" if event.version is None else f"version {event.version} whole"
+                harm.detail += f"; the restarted process had {held}"
 
     def _note_damage(self, event: events.Damaged) -> None:
         self._damaged = event

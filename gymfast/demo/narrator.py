@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ class Narrator:
     def __init__(self, console: Console, elapsed_s: Callable[[], float]) -> None:
         self._console = console
         self._elapsed_s = elapsed_s
+        self._refused: dict[str, int | None] = {}
 
     def say(self, who: str, text: str, style: str = "") -> None:
         """One line of this speaker."""
@@ -31,7 +33,11 @@ class Narrator:
         self._console.print(line, soft_wrap=True)
 
     def tell(self, who: str, event: events.AnyEvent) -> None:
-        """The line of an event, if it deserves one."""
+        """The line of an event, if it deserves one; a refusal is told once, not at each retry."""
+        if isinstance(event, events.Refused):
+            if self._refused.get(who, -1) == event.version:
+                return
+            self._refused[who] = event.version
         text, style = describe(event)
         if text:
             self.say(who, text, style)
@@ -57,8 +63,7 @@ def describe(event: events.AnyEvent) -> tuple[str, str]:
         case events.Served():
             return _served(event) if event.num_versions else "", ""
         case events.Refused():
-            held = "nothing" if event.version is None else f"version {event.version}"
-            return f"refused, goes on serving {held}: {event.warning or event.message}", "yellow"
+            return _refused(event), "yellow"
         case events.Failed():
             return f"{event.error}: {event.message}", "bold red"
         case events.TrainerFinished():
@@ -86,6 +91,13 @@ def _attached(event: events.Attached) -> str:
     if event.version is None:
         return "restarted, holds nothing" if event.is_restart else "waits for the first version"
     return f"restarted, holds version {event.version}, whole" if event.is_restart else "attached"
+
+
+def _refused(event: events.Refused) -> str:
+    held = "nothing" if event.version is None else f"version {event.version}"
+    why = (event.warning or event.message).rpartition("planning again: ")[2]
+    short = re.sub(r"([0-9a-f]{12})[0-9a-f]{20,}", r"\1…", why)
+    return f"refused it, goes on serving {held}: {short}"
 
 
 def _served(event: events.Served) -> str:

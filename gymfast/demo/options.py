@@ -76,12 +76,12 @@ FULL_SCHEDULE = Schedule(
     warmup_batch=4,
     warmup_length=96,
     warmup_learning_rate=7e-4,
-    warmup_limit_s=25.0,
+    warmup_limit_s=22.0,
     num_prompts=4,
     group_size=4,
-    prompt_length=48,
-    completion_length=32,
-    training_limit_s=40.0,
+    prompt_length=40,
+    completion_length=24,
+    training_limit_s=45.0,
 )
 QUICK_SCHEDULE = Schedule(
     warmup_steps=20,
