@@ -32,6 +32,7 @@ from gymfast.sync.targets import Installed
 
 _SIDE_FILE_BYTES = 32 << 20
 _WEIGHT_SUFFIXES = (".safetensors", ".safetensors.index.json")
+_JOURNAL_PREFIX = ".gymfast-"  # of the weights that go: it must not be played on the new ones
 _IN_PLACE_KINDS = {"delta", "alias"}
 _log = logging.getLogger(__name__)
 
@@ -246,7 +247,10 @@ def _remove(path: Path) -> None:
 def _move_others(old: Path, new: Path) -> None:
     """Moves all that is no weight and not there yet: folders, hidden and large files stay."""
     for path in sorted(old.iterdir()):
-        if not path.name.endswith(_WEIGHT_SUFFIXES) and not os.path.lexists(new / path.name):
+        is_of_weights = path.name.endswith(_WEIGHT_SUFFIXES) or path.name.startswith(
+            _JOURNAL_PREFIX
+        )
+        if not is_of_weights and not os.path.lexists(new / path.name):
             path.rename(new / path.name)
     sync_directory(new)
 
