@@ -11,14 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import msgspec
 
 from gymfast.demo.events import AnyEvent, parse
-from gymfast.errors import DeadlineError, GymfastError
+from gymfast.errors import DeadlineError
 
 END_WAIT_S = 5.0
 ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "OMP_WAIT_POLICY": "PASSIVE"}
@@ -118,16 +119,16 @@ class Children:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for child in self._children:
-            child.process.poll()
-        for child in self._children:
-            child.end()
+        with uninterrupted():
+            for child in self._children:
+                child.end()
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> Child:
         """Start `python -m module arguments`."""
         log = self._log_folder / f"{name}.log"
-        child = Child(name, module, arguments, log, self._inbox)
-        self._children.append(child)
+        with uninterrupted():
+            child = Child(name, module, arguments, log, self._inbox)
+            self._children.append(child)
         return child
 
     def messages(self, clock: Clock) -> Iterator[Message | None]:
@@ -163,6 +164,27 @@ class Clock:
             )
 
 
+@contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Holds Ctrl-C back until the block has ended, so that no process is lost in the middle."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Ctrl-C never arrives here
+        return
+    num_interrupts = 0
+
+    def note(number: int, frame: FrameType | None) -> None:  # noqa: ARG001 - signal's
+        nonlocal num_interrupts
+        num_interrupts += 1
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if num_interrupts:
+        raise KeyboardInterrupt
+
+
 def end_with_parent() -> None:
     """End this process as soon as its stdin is closed, which its parent's death does as well."""
 
@@ -174,9 +196,3 @@ def end_with_parent() -> None:
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=wait, daemon=True).start()
-
-
-def check_alive(child: Child) -> None:
-    """Raises GymfastError if the child has ended."""
-    if child.process.poll() is not None:
-        raise GymfastError(child.failure())

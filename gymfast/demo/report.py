@@ -89,11 +89,12 @@ def _codec_text(result: DemoResult) -> str:
 
 
 def _codec_note(result: DemoResult) -> str:
-    missing = "" if result.machine.zstd else " xor + zstd-1: no zstd library is installed."
+    zstd = result.machine.zstd
+    library = f" The zstd library is {zstd}." if zstd else " No zstd library is installed."
     return (
         "One thread each; GB of uncompressed weights. The receivers and publishers are resident. "
         "gymfast's times include the digests of blocks and tensors before and after; "
-        "xor + zstd-1 checks nothing." + missing
+        "xor + zstd-1 checks nothing." + library
     )
 
 

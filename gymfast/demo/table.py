@@ -51,9 +51,10 @@ def _title(result: DemoResult) -> str:
 
 
 def _codec_note(result: DemoResult) -> str:
+    library = f" (library: {result.machine.zstd})" if result.machine.zstd else ""
     return (
         "Means and medians over all versions after the first; one thread each, everything "
-        "resident. gymfast's times include its digests, xor + zstd-1 checks nothing. "
+        f"resident. gymfast's times include its digests, xor + zstd-1{library} checks nothing. "
         + rows.cache_text(result)
     )
 
