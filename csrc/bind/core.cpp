@@ -155,8 +155,13 @@ std::uint64_t check64(nb::args parts) {
   return gymfast::fold64(sum);
 }
 
-nb::bytes to_bytes(const std::vector<std::uint8_t>& bytes) {
-  return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+// A new bytes object of `size` bytes that `write` fills.
+template <class Write>
+nb::bytes make_bytes(std::size_t size, Write&& write) {
+  PyObject* object = PyBytes_FromStringAndSize(nullptr, static_cast<Py_ssize_t>(size));
+  if (object == nullptr) throw nb::python_error();
+  if (size != 0) write(reinterpret_cast<std::uint8_t*>(PyBytes_AsString(object)));
+  return nb::steal<nb::bytes>(object);
 }
 
 struct EncodeArguments {
@@ -177,7 +182,9 @@ std::tuple<nb::bytes, std::uint64_t, nb::bytes> encode(gymfast::BlockRun run,
     status = gymfast::encode_run(run, base, next, update, undo, &out);
   }
   raise_unless_ok(status);
-  return {to_bytes(out.body), out.num_changed, to_bytes(out.undo)};
+  return {make_bytes(out.body_bytes(), [&](std::uint8_t* to) { out.write_body(to); }),
+          out.num_changed,
+          make_bytes(out.undo_bytes(), [&](std::uint8_t* to) { out.write_undo(to); })};
 }
 
 nb::object digest_or_none(const Digest& digest, bool is_present) {

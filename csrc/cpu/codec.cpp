@@ -104,8 +104,9 @@ unsigned unit_log2(const Geometry& g) {
   return static_cast<unsigned>(std::countr_zero(g.unit_bytes));
 }
 
-void append_u64(std::vector<std::uint8_t>* out, std::uint64_t value) {
-  for (int i = 0; i < 8; ++i) out->push_back(static_cast<std::uint8_t>(value >> (8 * i)));
+std::uint8_t* put_u64(std::uint8_t* out, std::uint64_t value) {
+  std::memcpy(out, &value, 8);
+  return out + 8;
 }
 std::uint64_t load_u64(const std::uint8_t* bytes) {
   std::uint64_t value;
@@ -142,34 +143,15 @@ Status check_run(const BlockRun& run) {
   return Status{};
 }
 
-void join_blocks(const std::vector<EncodedBlock>& blocks, std::uint64_t first_block,
-                 EncodedRun* out) {
-  std::size_t size = 0;
-  for (const EncodedBlock& block : blocks) {
-    out->num_changed += block.num_changed;
-    size += block.payload.size() + 16;
-  }
-  if (out->num_changed == 0) return;
-  out->body.reserve(size);
-  for (const EncodedBlock& block : blocks) {
-    out->body.push_back(static_cast<std::uint8_t>(block.mode));
-    if (block.mode == Mode::kUnchanged) continue;
-    std::uint64_t rest = block.payload.size();
-    for (; rest >= 128; rest >>= 7) out->body.push_back(static_cast<std::uint8_t>(rest | 128));
-    out->body.push_back(static_cast<std::uint8_t>(rest));
-    for (int i = 0; i < 4; ++i) {
-      out->body.push_back(static_cast<std::uint8_t>(block.check >> (8 * i)));
-    }
-  }
-  for (const EncodedBlock& block : blocks) {
-    out->body.insert(out->body.end(), block.payload.begin(), block.payload.end());
-  }
-  for (std::size_t i = 0; i < blocks.size(); ++i) {
-    if (blocks[i].undo.empty()) continue;
-    append_u64(&out->undo, first_block + i);
-    append_u64(&out->undo, blocks[i].undo.size());
-    out->undo.insert(out->undo.end(), blocks[i].undo.begin(), blocks[i].undo.end());
-  }
+std::uint8_t* put_bytes(std::uint8_t* out, const std::vector<std::uint8_t>& bytes) {
+  if (!bytes.empty()) std::memcpy(out, bytes.data(), bytes.size());
+  return out + bytes.size();
+}
+
+std::size_t varint_size(std::uint64_t value) {
+  std::size_t size = 1;
+  for (; value >= 128; value >>= 7) ++size;
+  return size;
 }
 
 struct TableEntry {
@@ -301,13 +283,64 @@ Status Geometry::check() const {
   return Status{};
 }
 
+std::size_t EncodedRun::body_bytes() const {
+  if (num_changed == 0) return 0;
+  std::size_t size = blocks.size();
+  for (const EncodedBlock& block : blocks) {
+    if (block.mode == Mode::kUnchanged) continue;
+    size += varint_size(block.payload.size()) + 4 + block.payload.size();
+  }
+  return size;
+}
+
+void EncodedRun::write_body(std::uint8_t* out) const {
+  for (const EncodedBlock& block : blocks) {
+    *out++ = static_cast<std::uint8_t>(block.mode);
+    if (block.mode == Mode::kUnchanged) continue;
+    std::uint64_t rest = block.payload.size();
+    for (; rest >= 128; rest >>= 7) *out++ = static_cast<std::uint8_t>(rest | 128);
+    *out++ = static_cast<std::uint8_t>(rest);
+    std::memcpy(out, &block.check, 4);
+    out += 4;
+  }
+  for (const EncodedBlock& block : blocks) out = put_bytes(out, block.payload);
+}
+
+std::vector<std::uint8_t> EncodedRun::body() const {
+  std::vector<std::uint8_t> bytes(body_bytes());
+  if (!bytes.empty()) write_body(bytes.data());
+  return bytes;
+}
+
+std::vector<std::uint8_t> EncodedRun::undo() const {
+  std::vector<std::uint8_t> bytes(undo_bytes());
+  if (!bytes.empty()) write_undo(bytes.data());
+  return bytes;
+}
+
+std::size_t EncodedRun::undo_bytes() const {
+  std::size_t size = 0;
+  for (const EncodedBlock& block : blocks) size += block.undo.empty() ? 0 : 16 + block.undo.size();
+  return size;
+}
+
+void EncodedRun::write_undo(std::uint8_t* out) const {
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    if (blocks[i].undo.empty()) continue;
+    out = put_u64(put_u64(out, first_block + i), blocks[i].undo.size());
+    out = put_bytes(out, blocks[i].undo);
+  }
+}
+
 Status encode_run(const BlockRun& run, std::uint8_t* base, const std::uint8_t* next, bool update,
                   bool undo, EncodedRun* out) {
   const Status status = check_run(run);
   if (!status.is_ok()) return status;
   const Geometry& g = run.geometry;
   const Kernels* kernels = active_kernels();
-  std::vector<EncodedBlock> blocks(static_cast<std::size_t>(run.num_blocks));
+  out->first_block = run.first_block;
+  out->blocks.assign(static_cast<std::size_t>(run.num_blocks), EncodedBlock());
+  std::vector<EncodedBlock>& blocks = out->blocks;
   parallel_for(blocks.size(), run.num_threads, [&](std::size_t i) {
     ScratchLease lease(block_units(g), static_cast<std::size_t>(g.unit_bytes));
     Scratch& scratch = *lease;
@@ -333,7 +366,7 @@ Status encode_run(const BlockRun& run, std::uint8_t* base, const std::uint8_t* n
       scatter(scratch.block_c, job.placement, job.num_units, g.unit_bytes, base);
     }
   });
-  join_blocks(blocks, run.first_block, out);
+  for (const EncodedBlock& block : blocks) out->num_changed += block.num_changed;
   return Status{};
 }
 

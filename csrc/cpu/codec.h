@@ -37,10 +37,21 @@ struct BlockRun {
   std::size_t num_threads = 1;
 };
 
+// Coded blocks in order. Joined by the caller, into memory of its own, so that bytes move once.
 struct EncodedRun {
-  std::vector<std::uint8_t> body;  // block table and payloads; empty if nothing changed
-  std::vector<std::uint8_t> undo;  // per changed block: u64 block, u64 size, what write_undo left
+  std::vector<EncodedBlock> blocks;
+  std::uint64_t first_block = 0;
   std::uint64_t num_changed = 0;
+
+  // Block table and payloads: what follows num_blocks in a BLOCKS section. 0 if nothing changed.
+  std::size_t body_bytes() const;
+  void write_body(std::uint8_t* out) const;
+  // For each changed block: u64 block, u64 size, what write_undo left.
+  std::size_t undo_bytes() const;
+  void write_undo(std::uint8_t* out) const;
+
+  std::vector<std::uint8_t> body() const;
+  std::vector<std::uint8_t> undo() const;
 };
 
 // `base` and `next` are whole tensors. With `update` the base becomes `next` in the same pass.

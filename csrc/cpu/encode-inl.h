@@ -306,14 +306,18 @@ inline void write_undo(const Changes<T>& changes, const T* next, std::size_t n,
   const std::size_t k = changes.count;
   const bool whole = k * (4 + sizeof(T)) >= n * sizeof(T);
   const std::uint32_t head = whole ? 0xFFFFFFFFu : static_cast<std::uint32_t>(k);
-  undo->resize(4 + (whole ? n * sizeof(T) : k * (4 + sizeof(T))));
-  std::memcpy(undo->data(), &head, 4);
+  const auto append = [undo](const void* data, std::size_t size) {
+    const auto* bytes = static_cast<const std::uint8_t*>(data);
+    undo->insert(undo->end(), bytes, bytes + size);
+  };
+  undo->reserve(4 + (whole ? n * sizeof(T) : k * (4 + sizeof(T))));
+  append(&head, 4);
   if (!whole) {
-    std::memcpy(undo->data() + 4, changes.index, 4 * k);
-    std::memcpy(undo->data() + 4 + 4 * k, changes.before, k * sizeof(T));
+    append(changes.index, 4 * k);
+    append(changes.before, k * sizeof(T));
     return;
   }
-  std::memcpy(undo->data() + 4, next, n * sizeof(T));
+  append(next, n * sizeof(T));
   for (std::size_t i = 0; i < k; ++i) {
     std::memcpy(undo->data() + 4 + changes.index[i] * sizeof(T), &changes.before[i], sizeof(T));
   }
