@@ -37,6 +37,7 @@ class Valid:
     profile: str = "auto"
     block_units: int = 2**19
     tiled: bool = False
+    key: bytes | None = None
     by_hand: Callable[[], bytes] | None = field(default=None, repr=False)
 
 
@@ -233,6 +234,7 @@ def model_case(change, profile: str = "auto") -> Valid:
     return Valid(model(same), model(change), "model", profile, 8192)
 
 
+KEY = bytes(range(16))
 EXAMPLE_OLD, EXAMPLE_NEW = example()
 KINDS_OLD, KINDS_NEW = kinds()
 
@@ -256,5 +258,6 @@ VALID: dict[str, Valid] = {
     "tiles_many": Valid(tiles(same), tiles(many), "tiles", "small", 64, tiled=True),
     "kinds_base": Valid({}, KINDS_OLD),
     "kinds": Valid(KINDS_OLD, KINDS_NEW, "kinds_base"),
+    "authenticated": Valid(EXAMPLE_OLD, EXAMPLE_NEW, "example_base", "fast", key=KEY),
     "lenient": Valid({}, lenient_state(), by_hand=lenient),
 }

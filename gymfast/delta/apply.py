@@ -15,6 +15,7 @@ from gymfast.delta.apply_plan import (
     plan_steps,
     unplanned,
 )
+from gymfast.delta.authentication import authentication_of
 from gymfast.delta.backends import select
 from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info
 from gymfast.delta.parse import Frame, parse, with_modes
@@ -45,18 +46,20 @@ def apply(
     *,
     backend: str = "auto",
     threads: int | None = None,
+    key: bytes | None = None,
 ) -> ApplyReport:
     """Turns base into the state that the frame describes, in place.
 
     Tensors that change keep their memory; those added, replaced or removed change the mapping.
     All sections, names, dtypes, shapes and digests are checked before the first write; tensors
     that already are in the new state are skipped, so applying a frame twice is a no-op. A State
-    has its own back end and threads. Writes go past autograd and its version counters.
+    has its own back end and threads. Writes go past autograd and its version counters. With a key
+    a frame that the holder of the key did not encode is refused, unread.
     Raises FormatError (also as ChecksumError, CoverageError) for a frame that is damaged or made
     for another base, ValueError for tensors that cannot be written in place, ChainError for a
     state left inconsistent. Nothing was written then, unless the error says "inconsistent".
     """
-    parsed = parse(frame, _parser_for(base, backend))
+    parsed = parse(frame, _parser_for(base, backend), key)
     receiver = _receiver(base, backend, threads)
     state = receiver.state
     state.require_consistent()
@@ -74,15 +77,17 @@ def restore(
     allow_new_names: bool = False,
     backend: str = "auto",
     threads: int | None = None,
+    key: bytes | None = None,
 ) -> ApplyReport:
     """Makes base hold the state of an anchor, whatever its bytes were; heals inconsistent states.
 
     Memory is kept where dtype and shape are the same. Names have to be the same on both sides,
-    unless allow_new_names says that tensors may appear and disappear.
+    unless allow_new_names says that tensors may appear and disappear. With a key the anchor has
+    to be authenticated by it.
     Raises ChainError if the frame is a delta, CoverageError if names differ, FormatError if it is
     damaged, ValueError for tensors that cannot be written in place.
     """
-    parsed = parse(anchor, _parser_for(base, backend))
+    parsed = parse(anchor, _parser_for(base, backend), key)
     receiver = _receiver(base, backend, threads)
     state = receiver.state
     if state.owns_memory:
@@ -106,22 +111,30 @@ def inspect(frame: Frame) -> FrameInfo:
 
     Raises FormatError with the number of the broken rule.
     """
-    return frame_info(with_modes(parse(frame)))
+    return _info(frame, parse(frame))
 
 
-def verify(frame: Frame, *, backend: str = "auto", threads: int | None = None) -> FrameInfo:
+def verify(
+    frame: Frame, *, backend: str = "auto", threads: int | None = None, key: bytes | None = None
+) -> FrameInfo:
     """What a frame says, after all that can be checked without its base.
 
     That is every section, the root of the new state, and the payloads of tensors that need no
-    base: an anchor is decoded completely. Holds one such tensor in memory at a time.
+    base: an anchor is decoded completely. Holds one such tensor in memory at a time. With a key
+    the tag of the frame is checked first.
     Raises FormatError with the number of the broken rule.
     """
-    parsed = parse(frame, backend)
+    parsed = parse(frame, backend, key)
     check_new_root(parsed)
     for step in unplanned(parsed):
         if step.record.kind in (Kind.ADDED, Kind.REPLACED):
             build(step, select(backend), num_threads(threads))
-    return frame_info(with_modes(parsed))
+    return _info(frame, parsed)
+
+
+def _info(frame: Frame, parsed: ParsedFrame) -> FrameInfo:
+    authentication = authentication_of(memoryview(frame).cast("B"))
+    return replace(frame_info(with_modes(parsed)), authentication=authentication)
 
 
 def _parser_for(base: object, backend: str) -> str:

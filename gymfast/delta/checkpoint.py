@@ -55,10 +55,12 @@ def encode_checkpoint(
     threads: int | None = None,
     tiled: bool = False,
     progress: Progress | None = None,
+    key: bytes | None = None,
 ) -> EncodeStats:
     """Writes the frame that turns one checkpoint into another to `out`, section by section.
 
-    old None gives an anchor. Tensors come in the order of Checkpoint.names.
+    old None gives an anchor. Tensors come in the order of Checkpoint.names. With a key (16 bytes
+    or more) the frame is authenticated, for stores that are not trusted.
     Raises FormatError for damaged checkpoints, GymfastError for what the system says.
     """
     codec = Codec.of(backend, threads)
@@ -66,7 +68,7 @@ def encode_checkpoint(
     with Checkpoint.open(new) as new_files:
         old_files = None if old is None else Checkpoint.open(old)
         try:
-            encoder = CheckpointEncoder(old_files, new_files, codec, number, tiled=tiled)
+            encoder = CheckpointEncoder(old_files, new_files, codec, number, tiled=tiled, key=key)
             out.writelines(encoder.sections(progress))
         finally:
             if old_files is not None:
@@ -82,17 +84,18 @@ def apply_checkpoint(
     backend: str = "auto",
     threads: int | None = None,
     progress: Progress | None = None,
+    key: bytes | None = None,
 ) -> ApplyReport:
     """Writes the checkpoint that a frame makes of base to `out`, whole or not at all.
 
     `out` is a file if base is one, else a directory (new or empty) with the same shards; tensors
     that are added go to the last. Small other files of the directory go along. base None is for
     anchors. The base is read twice: for its digests, before anything is written, and for the
-    copy.
+    copy. With a key a frame that the holder of the key did not encode is refused, unread.
     Raises FormatError (also as ChecksumError, CoverageError) for damaged input or another base,
     BudgetError if the disk is too small, GymfastError for what the system says.
     """
-    parsed = parse_file(frame, backend)
+    parsed = parse_file(frame, backend, key)
     codec, out = Codec.of(backend, threads), Path(out)
     source = None if base is None else Checkpoint.open(base)
     try:

@@ -28,7 +28,14 @@ class CheckpointEncoder:
     """Encodes a checkpoint against another one (or none), window by window."""
 
     def __init__(
-        self, old: Checkpoint | None, new: Checkpoint, codec: Codec, profile: int, *, tiled: bool
+        self,
+        old: Checkpoint | None,
+        new: Checkpoint,
+        codec: Codec,
+        profile: int,
+        *,
+        tiled: bool,
+        key: bytes | None = None,
     ) -> None:
         """An encoder for open checkpoints; profile is the number in HEADER."""
         self._old = old
@@ -37,7 +44,7 @@ class CheckpointEncoder:
         self._codec = codec
         self._profile = profile
         self._tiled = tiled
-        self._writer = FrameWriter(codec.backend.check64)
+        self._writer = FrameWriter(codec.backend.check64, key)
         sizes = [source.spec(n).num_bytes for source in (old, new) if source for n in source.names]
         most = max(sizes, default=0)
         self._total = sum(sizes)

@@ -31,10 +31,12 @@ def encode(
     backend: str = "auto",
     threads: int | None = None,
     tiled: bool = False,
+    key: bytes | None = None,
 ) -> bytes:
     """The frame that turns old into new; old None gives an anchor, which needs no base.
 
     Neither side is changed. `tiled` counts where old is no State, which has its own setting.
+    With a key (16 bytes or more) the frame is authenticated, for stores that are not trusted.
     Raises TypeError and ValueError for weights that a frame cannot carry.
     """
     if isinstance(old, State):
@@ -45,7 +47,7 @@ def encode(
     else:
         state = State.reading(old, tiled=tiled, backend=backend, threads=threads)
     entries = plan_frame(state, new)
-    options = Options(select(backend), num_threads(threads), profile_index(profile))
+    options = Options(select(backend), num_threads(threads), profile_index(profile), key)
     return b"".join(EncodePass(state, entries, options, update=False).sections())
 
 
@@ -65,13 +67,18 @@ class Encoder:
         profile: Profile = "auto",
         backend: str | None = None,
         threads: int | None = None,
+        key: bytes | None = None,
     ) -> None:
-        """An encoder over a state; back end and threads are those of the state if not given."""
+        """An encoder over a state; back end and threads are those of the state if not given.
+
+        With a key (16 bytes or more) every frame is authenticated, for untrusted stores.
+        """
         self._state = state
         self._options = Options(
             state.backend if backend is None else select(backend),
             state.threads if threads is None else num_threads(threads),
             profile_index(profile),
+            key,
         )
         self._pass: EncodePass | None = None
         self._undo: Undo | None = None

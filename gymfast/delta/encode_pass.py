@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gymfast.delta.authentication import check_key
 from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
 from gymfast.delta.encode_plan import Entry
 from gymfast.delta.frame import FAST, EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
@@ -31,11 +32,15 @@ class EncodeStats:
 
 @dataclass(frozen=True)
 class Options:
-    """How to encode; profile is the number in HEADER."""
+    """How to encode; profile is the number in HEADER, key (if any) authenticates the frame."""
 
     backend: Backend
     threads: int
     profile: int
+    key: bytes | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_key(self.key)
 
 
 @dataclass
@@ -94,7 +99,7 @@ class EncodePass:
         self._options = options
         self._update = update
         self._undo = undo or Undo({})
-        self._writer = FrameWriter(options.backend.check64)
+        self._writer = FrameWriter(options.backend.check64, options.key)
         self._zeros = np.zeros(0, np.uint8)
         self._slots: dict[str, Slot] = {}
         self._digests: dict[str, Digest] = {}

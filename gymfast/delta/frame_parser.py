@@ -49,6 +49,19 @@ def parse_frame(buffer: Buffer) -> ParsedFrame:
     return _Parser(memoryview(buffer).cast("B")).parse()
 
 
+def check_magic(data: memoryview) -> None:
+    """Raises FormatError 10, 11 or 20 if this is no frame of this format version."""
+    start = bytes(data[: len(MAGIC)])
+    if start[:7] != MAGIC[: min(7, len(start))]:
+        raise FormatError(f"starts with {start.hex(' ')}: this is no gymfast frame", 10)
+    if len(start) < len(MAGIC):
+        raise FormatError(f"the frame ends after {len(start)} bytes, inside the magic", 20)
+    if start != MAGIC:
+        raise FormatError(
+            f"format version {start[7]}, this reader knows {MAGIC[7]}: update gymfast", 11
+        )
+
+
 class _Parser:
     """State of one pass over a frame."""
 
@@ -64,7 +77,7 @@ class _Parser:
 
     def parse(self) -> ParsedFrame:
         """The whole frame: every section up to END, and nothing behind it."""
-        self._check_magic()
+        check_magic(self._data)
         at = len(MAGIC)
         while True:
             section_type, body, end_at = self._section(at)
@@ -83,17 +96,6 @@ class _Parser:
         if end_at != len(self._data):
             raise FormatError(f"{len(self._data) - end_at} bytes follow END at byte {end_at}", 21)
         return ParsedFrame(header, tuple(self._tensors), tuple(self._blocks), end, end_at)
-
-    def _check_magic(self) -> None:
-        start = bytes(self._data[: len(MAGIC)])
-        if start[:7] != MAGIC[: min(7, len(start))]:
-            raise FormatError(f"starts with {start.hex(' ')}: this is no gymfast frame", 10)
-        if len(start) < len(MAGIC):
-            raise FormatError(f"the frame ends after {len(start)} bytes, inside the magic", 20)
-        if start != MAGIC:
-            raise FormatError(
-                f"format version {start[7]}, this reader knows {MAGIC[7]}: update gymfast", 11
-            )
 
     def _section(self, at: int) -> tuple[int, memoryview, int]:
         """Type and body of the section at a byte offset, and the offset behind it."""

@@ -34,17 +34,19 @@ def apply_checkpoint_in_place(
     backend: str = "auto",
     threads: int | None = None,
     progress: Progress | None = None,
+    key: bytes | None = None,
 ) -> ApplyReport:
     """Turns the files of base into the state of a frame; a crash leaves the old or the new state.
 
     A journal beside the checkpoint gets the new bytes first (at most the bytes of the changed
     windows); after a crash gymfast.delta.checkpoint.recover, which every open calls, completes
     it. Tensors cannot be added, replaced or removed in place. One process at a time; a reader of
-    the same files meanwhile may see a mixture.
+    the same files meanwhile may see a mixture. With a key a frame that the holder of the key did
+    not encode is refused, unread.
     Raises FormatError (also as ChecksumError, CoverageError) for damaged input or another base,
     ConflictError if another process updates it, GymfastError for what the system says.
     """
-    parsed = parse_file(frame, backend)
+    parsed = parse_file(frame, backend, key)
     codec = Codec.of(backend, threads)
     with os_errors("update checkpoint", base):
         base = Path(base).resolve(strict=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from gymfast.delta.authentication import check_authentication
 from gymfast.delta.files import read_whole
 from gymfast.delta.frame import (
     BlocksRecord,
@@ -25,15 +26,18 @@ from gymfast.errors import FormatError
 Frame = bytes | bytearray | memoryview
 
 
-def parse(frame: Frame, backend: str = "auto") -> ParsedFrame:
+def parse(frame: Frame, backend: str = "auto", key: bytes | None = None) -> ParsedFrame:
     """The sections of a frame, all structural rules checked; block bodies are slices of it.
 
     The native parser leaves the modes of blocks out: `with_modes` adds them.
+    With a key the tag of the frame is checked before anything else is read.
     Raises FormatError with the number of the broken rule; TypeError if frame is no bytes.
     """
     if not isinstance(frame, bytes | bytearray | memoryview):
         raise TypeError(f"the frame is a {type(frame).__name__}, expected bytes or a memoryview")
     view = memoryview(frame).cast("B")
+    if key is not None:
+        check_authentication(view, key)
     if backend == "reference":
         return parse_frame(view)
     try:
@@ -50,13 +54,15 @@ def parse(frame: Frame, backend: str = "auto") -> ParsedFrame:
     raise native
 
 
-def parse_file(frame: Path | str | Frame, backend: str = "auto") -> ParsedFrame:
+def parse_file(
+    frame: Path | str | Frame, backend: str = "auto", key: bytes | None = None
+) -> ParsedFrame:
     """The sections of a frame in a file, which is read into memory, or in memory already.
 
     Raises FormatError with the number of the broken rule, GymfastError for what the system says.
     """
     data = read_whole(Path(frame)) if isinstance(frame, Path | str) else frame
-    return parse(data, backend)
+    return parse(data, backend, key)
 
 
 def with_modes(frame: ParsedFrame) -> ParsedFrame:

@@ -23,6 +23,7 @@ class SectionType(IntEnum):
     TENSOR = 2
     BLOCKS = 3
     END = 4
+    AUTH = 0x80
 
 
 class Kind(IntEnum):
@@ -176,6 +177,7 @@ class FrameInfo:
     base_root: bytes
     new_root: bytes
     frame_bytes: int
+    authentication: str = ""  # algorithm of the tag that the frame carries
 
 
 def frame_info(frame: ParsedFrame) -> FrameInfo:

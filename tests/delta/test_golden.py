@@ -62,7 +62,7 @@ def test_a_valid_frame_leads_to_its_state(backend, parse, name: str) -> None:
 def encoded(case: Valid, backend: str) -> bytes:
     options = {"block_units": case.block_units, "tiled": case.tiled, "backend": backend}
     old = State.copy_of(case.old, **options) if case.old else State.empty(**options)
-    return encode(old, case.new, profile=case.profile, backend=backend, threads=2)
+    return encode(old, case.new, profile=case.profile, backend=backend, threads=2, key=case.key)
 
 
 @pytest.mark.parametrize("name", [name for name, case in VALID.items() if not case.by_hand])

@@ -25,7 +25,7 @@ def encoded(case: Valid, *, backend: str = "reference") -> bytes:
     """The frame of a case as an encoder writes it today."""
     options = {"block_units": case.block_units, "tiled": case.tiled, "backend": backend}
     old = State.copy_of(case.old, **options) if case.old else State.empty(**options)
-    return encode(old, case.new, profile=case.profile, backend=backend, threads=1)
+    return encode(old, case.new, profile=case.profile, backend=backend, threads=1, key=case.key)
 
 
 def frames() -> Iterator[tuple[Path, Callable[[], bytes]]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gymfast.cli.delta.key import key_file_option, read_frame_key
 from gymfast.cli.delta.source import check_checkpoint, check_frame, naming_frame
 from gymfast.cli.files import check_output
 from gymfast.cli.options import EXISTING, EXISTING_FILE, NEW, force_option, threads_option
@@ -29,6 +30,7 @@ Examples:
 @click.argument("file", type=EXISTING_FILE)
 @click.option("-o", "--output", "out", type=NEW, metavar="OUT", help="The new checkpoint.")
 @click.option("--in-place", is_flag=True, help="Change BASE itself, crash-safely.")
+@key_file_option("Refuse FILE unless encoded with")
 @threads_option
 @force_option
 @with_output
@@ -38,6 +40,7 @@ def command(
     file: Path,
     out: Path | None,
     in_place: bool,
+    key_file: Path | None,
     threads: int | None,
     force: bool,
 ) -> None:
@@ -53,16 +56,19 @@ def command(
         raise click.UsageError(f"BASE is a file, so OUT is one: name it {out.name}.safetensors")
     from gymfast.delta import checkpoint
 
+    key = read_frame_key(key_file)
     check_frame(file)
     check_checkpoint(base)
     with naming_frame(file), output.progress("apply") as advance:
         if out is None:
             report = checkpoint.apply_checkpoint_in_place(
-                base, file, threads=threads, progress=advance
+                base, file, threads=threads, progress=advance, key=key
             )
         else:
             check_output(out, inputs={"BASE": base, "FILE": file}, is_forced=force, hint=_HINT)
-            report = checkpoint.apply_checkpoint(base, file, out, threads=threads, progress=advance)
+            report = checkpoint.apply_checkpoint(
+                base, file, out, threads=threads, progress=advance, key=key
+            )
     output.result({"output": str(out or base), **_to_json(report)}, _to_text(out or base, report))
 
 

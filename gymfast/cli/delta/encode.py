@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gymfast.cli.delta.key import key_file_option, read_frame_key
 from gymfast.cli.delta.source import check_checkpoint
 from gymfast.cli.files import check_output, new_file
 from gymfast.cli.options import EXISTING, NEW, force_option, profile_option, threads_option
@@ -30,6 +31,7 @@ Examples:
 @profile_option
 @threads_option
 @click.option("--tiled", is_flag=True, help="Blocks that a tensor-parallel rank can take alone.")
+@key_file_option("Authenticate FILE with")
 @force_option
 @with_output
 def command(
@@ -40,6 +42,7 @@ def command(
     profile: Profile,
     threads: int | None,
     tiled: bool,
+    key_file: Path | None,
     force: bool,
 ) -> None:
     """Write the frame that turns OLD into NEW.
@@ -49,12 +52,18 @@ def command(
     """
     from gymfast.delta.checkpoint import encode_checkpoint
 
+    key = read_frame_key(key_file)
     check_output(out, inputs={"OLD": old, "NEW": new}, is_forced=force)
     check_checkpoint(old)
     check_checkpoint(new)
     with output.progress("encode") as advance, new_file(out, is_forced=force) as stream:
         stats = encode_checkpoint(
-            *(old, new, stream), profile=profile, threads=threads, tiled=tiled, progress=advance
+            *(old, new, stream),
+            profile=profile,
+            threads=threads,
+            tiled=tiled,
+            progress=advance,
+            key=key,
         )
     fields = {
         "output": str(out),

@@ -12,6 +12,7 @@ from enum import IntEnum
 
 from gymfast.cli.delta.fields import Field, FieldReader
 from gymfast.cli.delta.payload_bytes import read_payload
+from gymfast.delta.authentication import ALGORITHMS, AUTH_BODY_BYTES
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.records import (
     PROFILES,
@@ -85,6 +86,9 @@ def _read_section(reader: FieldReader, seen: _Seen) -> None:
         _read_tensor(reader, seen)
     elif kind == SectionType.BLOCKS:
         _read_blocks(reader, seen)
+    elif kind == SectionType.AUTH and size == AUTH_BODY_BYTES:
+        reader.number(1, "algorithm", lambda number: f"{number} {ALGORITHMS.get(number, '?')}")
+        reader.take(32, "tag", _short)
     elif kind == SectionType.END:
         _read_end(reader, seen, start)
     reader.counted(end - reader.position, "bytes without a meaning")

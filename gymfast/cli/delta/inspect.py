@@ -53,6 +53,7 @@ def describe(info: FrameInfo) -> dict[str, object]:
         "frame_bytes": info.frame_bytes,
         "base_root": info.base_root.hex(),
         "new_root": info.new_root.hex(),
+        "authentication": info.authentication or None,
         "tensors": [_describe_tensor(tensor) for tensor in info.tensors],
     }
 
@@ -86,12 +87,14 @@ def _to_text(info: FrameInfo) -> list[str]:
     ]
     header = ("tensor", "dtype", "shape", "size", "status", "payload", "blocks")
     frame = f"a frame of {format_size(info.frame_bytes)}, profile {info.profile}"
+    tag = [f"tag  {info.authentication}, checked only with a key"] if info.authentication else []
     return [
         *format_table(header, rows),
         "",
         f"{len(rows)} tensors, {format_size(raw_bytes)} of weights in {frame}",
         f"base {info.base_root.hex()}",
         f"new  {info.new_root.hex()}",
+        *tag,
     ]
 
 

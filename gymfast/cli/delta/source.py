@@ -9,7 +9,8 @@ from pathlib import Path
 from gymfast.errors import FormatError, NotFoundError
 
 _BAD_MAGIC = 10
-_ABOUT_FRAME = range(10, 60)  # error numbers of docs/wire-format.md section 8
+_BAD_AUTHENTICATION = 64
+_ABOUT_FRAME = {*range(10, 60), _BAD_AUTHENTICATION}  # docs/wire-format.md section 8
 _FRAME_START = b"GFDF\r\n\x1a"  # without the format version, which the parser judges
 _TORCH = "as torch.save writes it; gymfast never unpickles: save the weights as safetensors"
 _FOREIGN = (
@@ -34,7 +35,9 @@ def naming_frame(path: Path) -> Iterator[None]:
     except FormatError as error:
         if error.number not in _ABOUT_FRAME or str(path) in str(error):
             raise
-        text = f"{path}: {error}; copy the frame again, or encode it again"
+        text = f"{path}: {error}"
+        if error.number != _BAD_AUTHENTICATION:
+            text += "; copy the frame again, or encode it again"
         raise type(error)(text, error.number) from error
 
 

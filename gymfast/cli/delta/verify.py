@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from gymfast.cli.delta.key import key_file_option, read_frame_key
 from gymfast.cli.delta.source import check_checkpoint, naming_frame, read_frame
 from gymfast.cli.options import EXISTING, EXISTING_FILE, threads_option
 from gymfast.cli.output import Output, format_size, with_output
@@ -22,10 +23,16 @@ Examples:
 @click.argument("file", type=EXISTING_FILE)
 @click.option("--base", type=EXISTING, help="A checkpoint: is it the base of the frame?")
 @click.option("--result", type=EXISTING, help="A checkpoint: is it what the frame leads to?")
+@key_file_option("Was FILE encoded with")
 @threads_option
 @with_output
 def command(
-    output: Output, file: Path, base: Path | None, result: Path | None, threads: int | None
+    output: Output,
+    file: Path,
+    base: Path | None,
+    result: Path | None,
+    key_file: Path | None,
+    threads: int | None,
 ) -> None:
     """Check the frame FILE, alone or against checkpoints.
 
@@ -37,12 +44,15 @@ def command(
     from gymfast.delta import verify
     from gymfast.delta.checkpoint import digest_checkpoint
 
+    key = read_frame_key(key_file)
     frame = read_frame(file)
     with naming_frame(file):
-        info = verify(frame, threads=threads)
+        info = verify(frame, threads=threads, key=key)
     lines = [
         f"{file}: a sound frame of {len(info.tensors)} tensors, {format_size(info.frame_bytes)}"
     ]
+    if key is not None:
+        lines.append(f"{file}: authentic, encoded with the key in {key_file}")
     for path, check, what in ((base, check_base, "base"), (result, check_result, "result")):
         if path is not None:
             check_checkpoint(path)
@@ -54,6 +64,7 @@ def command(
         "num_tensors": len(info.tensors),
         "base_root": info.base_root.hex(),
         "new_root": info.new_root.hex(),
+        "is_authentic": None if key is None else True,
         "is_base": None if base is None else True,
         "is_result": None if result is None else True,
     }

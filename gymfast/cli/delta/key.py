@@ -1,0 +1,42 @@
+"""The key that authenticates frames: `--key-file` of `gymfast delta`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gymfast.cli.options import EXISTING_FILE
+
+Command = Callable[..., Any]
+
+
+def key_file_option(text: str) -> Callable[[Command], Command]:
+    """The option --key-file of a command; text says what the command does with the key."""
+    return click.option(
+        "--key-file",
+        type=EXISTING_FILE,
+        metavar="KEY",
+        help=f"{text} the key in KEY (all its bytes, at least 16).",
+    )
+
+
+def read_frame_key(path: Path | None) -> bytes | None:
+    """All bytes of a key file; None without a file.
+
+    Raises UsageError, which shows none of them, if there are fewer than 16.
+    """
+    if path is None:
+        return None
+    from gymfast.delta.authentication import check_key
+
+    key = path.read_bytes()
+    try:
+        check_key(key)
+    except ValueError as error:
+        raise click.UsageError(
+            f"--key-file {path}: {error}, as head -c 32 /dev/urandom gives"
+        ) from None
+    return key
