@@ -49,8 +49,8 @@ void check_halves(const Update& u, const Bytes& whole_body) {
     const EncodedRun part = encode(run, base, u.next, true);
     run.digests = applied.data();
     std::uint64_t num_changed = 0;
-    if (!part.body.empty()) {
-      require(apply_run(run, part.body, data.data(), &num_changed).is_ok(), "halves apply");
+    if (!part.body().empty()) {
+      require(apply_run(run, part.body(), data.data(), &num_changed).is_ok(), "halves apply");
     }
     require(num_changed == part.num_changed, "halves count");
   }
@@ -79,16 +79,17 @@ void run(Input& input) {
   require(base == u.base, "without update the base stays");
   digests = untouched;
   const EncodedRun out = encode(make_run(u, digests), base, u.next, true);
-  require(out.body == kept.body && out.num_changed == kept.num_changed, "update changes no byte");
+  require(out.body() == kept.body() && out.num_changed == kept.num_changed,
+          "update changes no byte");
   require(base == u.next, "with update the base becomes the new state");
   require(are_equal(digests, digests_of(u.geometry, u.next)), "digests become those of the new");
-  require(out.body.size() <= u.geometry.num_bytes() + kTableBytes * u.geometry.num_blocks(),
+  require(out.body().size() <= u.geometry.num_bytes() + kTableBytes * u.geometry.num_blocks(),
           "a body is never larger than raw");
-  require(rollback_run(u.geometry, out.undo, base.data()).is_ok(), "undo can be applied");
+  require(rollback_run(u.geometry, out.undo(), base.data()).is_ok(), "undo can be applied");
   require(base == u.base, "rollback gives the old state");
-  check_apply(u, out.body);
-  check_halves(u, out.body);
-  check_damage(u, out.body, flip);
+  check_apply(u, out.body());
+  check_halves(u, out.body());
+  check_damage(u, out.body(), flip);
 }
 
 }  // namespace
