@@ -116,11 +116,11 @@ class CheckpointTarget:
         current = self.path
         reports: list[ApplyReport] = []
         try:
-            for number, frame in enumerate(frames):
+            for frame in frames:
                 if self._can_patch(current, frame):
                     reports.append(self._patch(current, frame))
                     continue
-                out = self._beside(f"next{number % 2}")
+                out = next(path for path in self._nexts if path != current)
                 reports.append(self._rewrite(current, frame, out))
                 if current != self.path:
                     _remove(current)
@@ -203,7 +203,7 @@ class CheckpointTarget:
         Between the two renames there is no checkpoint, but the complete new one.
         """
         old = self._beside("old")
-        nexts = [self._beside(f"next{number}") for number in range(2)]
+        nexts = self._nexts
         if not self.path.exists() and old.exists():
             whole = [path for path in nexts if path.exists()]
             (whole[0] if len(whole) == 1 else old).rename(self.path)
@@ -216,6 +216,11 @@ class CheckpointTarget:
         for path in self.path.parent.iterdir():
             if path.name.startswith(unfinished):
                 _remove(path)
+
+    @property
+    def _nexts(self) -> list[Path]:
+        """Two places for new checkpoints: one may be made from the other."""
+        return [self._beside(f"next{number}") for number in range(2)]
 
     def _beside(self, what: str) -> Path:
         return self.path.parent / f".gymfast.{what}.{self.path.name}"
