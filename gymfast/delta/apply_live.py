@@ -12,9 +12,9 @@ from gymfast.delta.apply_plan import Action, Spec, Step
 from gymfast.delta.backends import Backend
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.records import Digest
-from gymfast.delta.state import Slot, State
+from gymfast.delta.state import Rows, Slot, State, zero_rows
 from gymfast.delta.tensors import Tensor, like, overlapping, why_not_live, zeros
-from gymfast.errors import ChecksumError, FormatError
+from gymfast.errors import BudgetError, ChecksumError, FormatError
 
 _RESULT_MISMATCH = 61
 
@@ -49,7 +49,7 @@ class LiveReceiver:
 
     def take_unread(self, name: str, geometry: Geometry) -> None:
         """Makes a waiting tensor part of the state without a look at its bytes."""
-        rows = np.zeros((geometry.num_blocks, 2), np.uint64)
+        rows = zero_rows(name, geometry)
         self._take(name, lambda tensor: Slot(tensor, geometry, rows))
 
     def _take(self, name: str, make: Callable[[Tensor], Slot]) -> None:
@@ -89,11 +89,16 @@ class Executor:
         self._state = state
         self._steps = steps
         self._reset = reset
+        self._rows: dict[str, Rows] = {}
         self.num_changed = 0
 
     def run(self) -> None:
         """All steps. Raises ChecksumError if it fails half way: the state is then inconsistent."""
-        built = {s.name: self._build(s) for s in self._steps if s.action is Action.BUILD}
+        built = {s.name: self._build(s) for s in self._of(Action.BUILD)}
+        if self._reset:
+            self._rows = {
+                s.name: zero_rows(s.name, s.record.geometry) for s in self._of(Action.PATCH)
+            }
         if not built and all(s.action in (Action.KEEP, Action.SKIP) for s in self._steps):
             return
         with _half_written(self._state):
@@ -122,7 +127,7 @@ class Executor:
         if self._reset:
             slot.tensor.data[:] = 0
             slot.geometry = step.record.geometry
-            slot.rows = np.zeros((slot.geometry.num_blocks, 2), np.uint64)
+            slot.rows = self._rows.pop(step.name)
         self._state.use_geometry(step.name, step.record.geometry)
         state = self._state
         self.num_changed += write_blocks(slot, step, state.backend, state.threads)
@@ -147,11 +152,20 @@ class Executor:
 def build(step: Step, backend: Backend, threads: int) -> tuple[Slot, int]:
     """A new tensor, decoded from zeros, and the number of its units that are not zero.
 
-    Raises FormatError and ChecksumError if the blocks do not give the digest that END states.
+    Raises FormatError and ChecksumError if the blocks do not give the digest that END states,
+    BudgetError if there is no memory for a tensor of that size.
     """
     geometry = step.record.geometry
-    rows = np.zeros((geometry.num_blocks, 2), np.uint64)
-    slot = Slot(zeros(*step.spec), geometry, rows)
+    rows = zero_rows(step.name, geometry)
+    try:
+        tensor = zeros(*step.spec)
+    except (MemoryError, ValueError) as error:  # ValueError: larger than the address space
+        raise BudgetError(
+            f"tensor {step.name!r} needs {geometry.num_bytes} bytes, this process gets no such "
+            "memory: nothing was written; free memory, or apply to a checkpoint "
+            "(gymfast.delta.checkpoint)"
+        ) from error
+    slot = Slot(tensor, geometry, rows)
     return slot, write_blocks(slot, step, backend, threads)
 
 

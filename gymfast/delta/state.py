@@ -23,7 +23,7 @@ from gymfast.delta.tensors import (
     overlapping,
     why_not_live,
 )
-from gymfast.errors import ChainError, ChecksumError
+from gymfast.errors import BudgetError, ChainError, ChecksumError
 
 Rows = NDArray[np.uint64]
 
@@ -51,6 +51,21 @@ def digest_of(rows: Rows) -> Digest:
     """The digest of a tensor from the partial digests of its blocks, [num_blocks, 2]."""
     total = rows.sum(axis=0, dtype=np.uint64)
     return int(total[0]), int(total[1])
+
+
+def zero_rows(name: str, geometry: Geometry) -> Rows:
+    """The partial digests of a tensor of zeros, [num_blocks, 2].
+
+    Raises BudgetError if there is no room for them: a frame may state any number of blocks.
+    """
+    try:
+        return np.zeros((geometry.num_blocks, 2), np.uint64)
+    except (MemoryError, ValueError) as error:  # ValueError: larger than the address space
+        raise BudgetError(
+            f"tensor {name!r}: the digests of {geometry.num_blocks} blocks need "
+            f"{16 * geometry.num_blocks} bytes, this process gets no such memory: nothing was "
+            "written; if the tensor is meant to be that large, publish it with larger blocks"
+        ) from error
 
 
 def num_threads(threads: int | None) -> int:

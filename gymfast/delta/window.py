@@ -10,6 +10,7 @@ import numpy as np
 
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.tensors import U8
+from gymfast.errors import BudgetError
 
 Transfer = Callable[[int, U8], None]  # offset in the tensor, and bytes to fill or to take
 _STEP_BYTES = 2**23
@@ -43,9 +44,15 @@ class Window:
     """
 
     def __init__(self, most_bytes: int) -> None:
-        """Address space for tensors of up to most_bytes."""
+        """Address space for tensors of up to most_bytes; BudgetError if there is not so much."""
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NO_RESERVE
-        self._memory = mmap.mmap(-1, _whole_pages(most_bytes) + _HUGE_BYTES, flags)
+        try:
+            self._memory = mmap.mmap(-1, _whole_pages(most_bytes) + _HUGE_BYTES, flags)
+        except (OSError, OverflowError) as error:
+            raise BudgetError(
+                f"a tensor of {most_bytes} bytes needs that much address space, which the system "
+                f"does not give ({error}): was the frame meant for tensors of that size?"
+            ) from error
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):  # a kernel without them
                 self._memory.madvise(mmap.MADV_HUGEPAGE)

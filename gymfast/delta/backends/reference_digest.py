@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 
 import numpy as np
@@ -12,7 +13,7 @@ from gymfast.delta.geometry import Geometry
 U8 = NDArray[np.uint8]
 U64 = NDArray[np.uint64]
 _ROW_WORDS = 1024
-_CHUNK_WORDS = 2**20
+_CHUNK_BYTES = 2**20
 _MASK64 = 2**64 - 1
 
 
@@ -40,13 +41,20 @@ def row_keys(lane: int, rows: U64) -> U64:
 
 def digest_bytes(data: U8) -> tuple[int, int]:
     """H[0] and H[1] of a byte string that starts at offset 0, zero-padded to whole words."""
+    return _digest_chunks(
+        data[start : start + _CHUNK_BYTES] for start in range(0, data.size, _CHUNK_BYTES)
+    )
+
+
+def _digest_chunks(chunks: Iterator[U8]) -> tuple[int, int]:
+    """H[0] and H[1] of the concatenation; all chunks but the last are of _CHUNK_BYTES."""
     lanes = [0, 0]
-    for start in range(0, data.size, 4 * _CHUNK_WORDS):
-        chunk = data[start : start + 4 * _CHUNK_WORDS]
+    for i, chunk in enumerate(chunks):
         padded = np.zeros(-(-chunk.size // (4 * _ROW_WORDS)) * 4 * _ROW_WORDS, np.uint8)
         padded[: chunk.size] = chunk
         words = padded.view("<u4").astype(np.uint64).reshape(-1, _ROW_WORDS)
-        rows = np.arange(words.shape[0], dtype=np.uint64) + np.uint64(start // (4 * _ROW_WORDS))
+        first_row = i * _CHUNK_BYTES // (4 * _ROW_WORDS)
+        rows = np.arange(words.shape[0], dtype=np.uint64) + np.uint64(first_row)
         for lane in (0, 1):
             per_row = (words * column_keys(lane)).sum(axis=1, dtype=np.uint64)
             part = (per_row * row_keys(lane, rows)).sum(dtype=np.uint64)
@@ -110,5 +118,20 @@ def fold32(high: int, low: int) -> int:
 
 def check64(*parts: bytes | bytearray | memoryview) -> int:
     """fold64 of the digest of the concatenation of parts."""
-    joined = b"".join(parts)
-    return fold64(*digest_bytes(np.frombuffer(joined, np.uint8)))
+    return fold64(*_digest_chunks(_chunks(parts)))
+
+
+def _chunks(parts: tuple[bytes | bytearray | memoryview, ...]) -> Iterator[U8]:
+    """The concatenation of parts in chunks of _CHUNK_BYTES; the last one may be shorter."""
+    chunk = bytearray()
+    for part in parts:
+        data = memoryview(part).cast("B")
+        at = 0
+        while at < len(data):
+            step = _CHUNK_BYTES - len(chunk)
+            chunk += data[at : at + step]
+            at += step
+            if len(chunk) == _CHUNK_BYTES:
+                yield np.frombuffer(chunk, np.uint8)
+                chunk = bytearray()
+    yield np.frombuffer(chunk, np.uint8)
