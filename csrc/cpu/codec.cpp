@@ -75,7 +75,10 @@ Placement placement_of(const Geometry& g, const Tile& tile) {
   return place;
 }
 
-bool is_contiguous(const Placement& place) { return place.stride_bytes == 0; }
+// Whether a block can be worked on where it lies: in one piece, and aligned for its unit type.
+bool is_direct(const Placement& place, const void* block, std::uint64_t unit_bytes) {
+  return place.stride_bytes == 0 && reinterpret_cast<std::uintptr_t>(block) % unit_bytes == 0;
+}
 
 void gather(const std::uint8_t* tensor, const Placement& place, std::uint64_t num_units,
             std::uint64_t unit_bytes, std::uint8_t* out) {
@@ -217,7 +220,7 @@ Status apply_one(const BlockRun& run, const TableEntry& entry, const std::uint8_
   std::memset(scratch.payload.data() + entry.size, 0, kPayloadPadding);
   job.payload = scratch.payload.data();
   job.payload_bytes = entry.size;
-  const bool direct = is_contiguous(job.placement);
+  const bool direct = is_direct(job.placement, data + tile.offset, g.unit_bytes);
   job.data = direct ? data + tile.offset : scratch.block_b;
   if (!direct) gather(data, job.placement, job.num_units, g.unit_bytes, scratch.block_b);
   const Status status =
@@ -354,7 +357,8 @@ Status encode_run(const BlockRun& run, std::uint8_t* base, const std::uint8_t* n
     job.undo = undo;
     job.base = base + tile.offset;
     job.next = next + tile.offset;
-    const bool direct = is_contiguous(job.placement);
+    const bool direct = is_direct(job.placement, job.base, g.unit_bytes) &&
+                        is_direct(job.placement, job.next, g.unit_bytes);
     if (!direct) {
       gather(base, job.placement, job.num_units, g.unit_bytes, scratch.block_b);
       gather(next, job.placement, job.num_units, g.unit_bytes, scratch.block_c);

@@ -33,8 +33,9 @@ struct DensePlan {
     for (unsigned s = 0; s < 256; ++s) {
       if (counts[s] != 0) symbols[num_symbols++] = static_cast<std::uint8_t>(s);
     }
-    std::stable_sort(symbols, symbols + num_symbols,
-                     [this](std::uint8_t a, std::uint8_t b) { return counts[a] > counts[b]; });
+    std::sort(symbols, symbols + num_symbols, [this](std::uint8_t a, std::uint8_t b) {
+      return counts[a] != counts[b] ? counts[a] > counts[b] : a < b;
+    });
     std::uint64_t best = ~std::uint64_t{0};
     for (unsigned l = 0; l < 8; ++l) {
       std::uint64_t quotients = 0;

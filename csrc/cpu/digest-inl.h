@@ -21,8 +21,11 @@ inline void digest_row_words(const std::uint8_t* data, std::size_t count, std::s
     a1 = _mm512_add_epi64(a1, _mm512_mul_epu32(high, _mm512_srli_epi64(x, 32)));
     b1 = _mm512_add_epi64(b1, _mm512_mul_epu32(high, _mm512_srli_epi64(y, 32)));
   }
-  sum0 += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(a0, a1)));
-  sum1 += static_cast<std::uint64_t>(_mm512_reduce_add_epi64(_mm512_add_epi64(b0, b1)));
+  std::uint64_t parts[8];
+  _mm512_storeu_si512(parts, _mm512_add_epi64(a0, a1));
+  for (const std::uint64_t part : parts) sum0 += part;
+  _mm512_storeu_si512(parts, _mm512_add_epi64(b0, b1));
+  for (const std::uint64_t part : parts) sum1 += part;
 #elif GYMFAST_LEVEL == 1
   __m256i a0 = _mm256_setzero_si256(), a1 = a0, b0 = a0, b1 = a0;
   for (; i + 8 <= count; i += 8) {

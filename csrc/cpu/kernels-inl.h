@@ -17,7 +17,7 @@ namespace GYMFAST_NAMESPACE {
 #define GYMFAST_TEXT(x) GYMFAST_TEXT2(x)
 
 const Kernels kKernels = {
-    GYMFAST_TEXT(GYMFAST_NAMESPACE) + sizeof("target_") - 1,
+    &GYMFAST_TEXT(GYMFAST_NAMESPACE)[sizeof("target_") - 1],
     digest,
     {encode_block<std::uint8_t>, encode_block<std::uint16_t>, encode_block<std::uint32_t>},
     {apply_block<std::uint8_t>, apply_block<std::uint16_t>, apply_block<std::uint32_t>},

@@ -165,6 +165,7 @@ inline Error unpack_split_rice(const std::uint8_t* lows, std::uint64_t* low_bit,
     const std::uint64_t one = 64 * word_index + static_cast<unsigned>(std::countr_zero(word));
     word &= word - 1;
     const std::uint64_t quotient = one - next;
+    if (quotient >= limit) return Error::kPositionRange;  // so that the shift below fits 64 bits
     next = one + 1;
     const std::uint64_t value = quotient << l | low_field(lows, bit, mask);
     bit += l;

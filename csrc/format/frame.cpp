@@ -236,7 +236,8 @@ class Parser {
  private:
   Status check_magic() const {
     const std::size_t shown = std::min<std::size_t>(bytes_.size(), 7);
-    if (std::memcmp(bytes_.data(), kMagic, shown) != 0) return fail(Error::kBadMagic, 0);
+    if (shown != 0 && std::memcmp(bytes_.data(), kMagic, shown) != 0)
+      return fail(Error::kBadMagic, 0);
     if (bytes_.size() < sizeof(kMagic)) return fail(Error::kTruncated, bytes_.size());
     if (bytes_[7] != kMagic[7]) return fail(Error::kUnsupportedVersion, 7, bytes_[7], kMagic[7]);
     return Status{};
