@@ -69,7 +69,7 @@ def _invoke(cli: click.Group, words: list[str]) -> int:
     except click.exceptions.Exit as ending:
         return ending.exit_code
     except click.UsageError as error:
-        return _report(words, _of_usage(error), shown=error)
+        return _report(words, _of_usage(error), _usage_text(error))
     except (KeyboardInterrupt, click.Abort):
         return _report(words, Failure(_command_of(cli, words), "Interrupted", "interrupted", 130))
     except (BrokenPipeError, StdoutError):
@@ -93,14 +93,20 @@ def _call(cli: click.Group, words: list[str]) -> int:
     return 0
 
 
-def _report(words: list[str], failure: Failure, *, shown: click.UsageError | None = None) -> int:
+def _report(words: list[str], failure: Failure, text: str = "") -> int:
     if "--json" in words:
         print(failure.to_json(), flush=True)
-    if shown is not None:
-        shown.show()
-    else:
-        _tell(f"Error: {failure.message}")
+    _tell(text or f"Error: {failure.message}")
     return failure.exit_code
+
+
+def _usage_text(error: click.UsageError) -> str:
+    """The message after the usage of its command, the same for every version of click."""
+    message = error.format_message()
+    if error.ctx is None or message.startswith("Usage:"):  # a group without a command: its help
+        return message
+    hint = f"Try '{error.ctx.command_path} --help' for help."
+    return f"{error.ctx.get_usage()}\n{hint}\n\nError: {message}"
 
 
 def _of_usage(error: click.UsageError) -> Failure:

@@ -85,6 +85,20 @@ def test_a_wrong_option_is_a_usage_error_also_with_json(
     assert "--colour" in err
 
 
+def test_a_mistyped_option_is_told_with_the_nearest_one(gymfast) -> None:
+    result = gymfast("delta", "inspect", "--byte")
+    assert result.code == 2
+    assert "--bytes" in result.err
+
+
+def test_a_group_without_a_command_shows_its_help_on_stderr(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    main(["delta"])
+    out, err = capfd.readouterr()
+    assert "Commands:" in out + err
+
+
 def test_a_bug_is_a_message_and_the_traceback_only_on_request(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
