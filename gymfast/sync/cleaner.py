@@ -49,19 +49,21 @@ def collect(
     *,
     keep: int,
     dry_run: bool = False,
+    is_abandoned: bool = False,
     key: bytes | None = None,
     clock: Clock | None = None,
 ) -> CleanReport:
     """Retention from outside, safe beside a live publisher.
 
-    Objects of the newest epoch stay for its publisher, who may have a commit in flight.
+    Objects of the newest epoch stay for its publisher, who may have a commit in flight; unless
+    `is_abandoned` promises that no publisher of the run is alive.
     Raises NotFoundError if the store has no such run, ValueError if keep is under 1.
     """
     log = Log(store, RunKeys(run), key)
     records = read_records(log)
     if not records:
         raise NotFoundError(f"{store.url} has no run '{run}': nothing lies in its log")
-    cleaner = Cleaner(store, log.keys, clock or SystemClock(), keep, is_owner=False)
+    cleaner = Cleaner(store, log.keys, clock or SystemClock(), keep, is_owner=is_abandoned)
     newest_epoch = max(record.epoch for record in records.values())
     return cleaner.clean(records, newest_epoch, dry_run=dry_run)
 

@@ -48,6 +48,11 @@ class Committer:
         self.was_created = False
         self._drive = Drive(clock, timeout_s)
 
+    @property
+    def has_open_attempts(self) -> bool:
+        """True if a record that was given up may still appear, and needs its objects then."""
+        return bool(self._attempts)
+
     def require_in_charge(self) -> None:
         """Raises ConflictError that names the fence if another publisher took over."""
         if self.fence:

@@ -16,6 +16,7 @@ from gymfast.sync.view import View
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 5.0
+_MAX_OVERTAKEN = 8
 _NUM_READS = 3  # of an object that comes back damaged, before it counts as damaged in the store
 _log = logging.getLogger(__name__)
 
@@ -51,24 +52,28 @@ class Fetcher:
         """
         self._unusable.clear()
         self._advance = advance
-        deadline = Deadline(self._clock, self._timeout_s)
-        for _ in deadline.pauses(0.0, _LONGEST_PAUSE_S):
+        num_overtaken = 0
+        while True:
             plan = self._view.plan(target, costs, self._unusable)
             if not plan.steps:
                 return Staged(plan, ())
             self._stager.require_room(plan)
             self._lease.take(plan.first_seq)
-            if self._is_gone(plan):
-                self._view.reload()
-                continue
+            num_unusable = len(self._unusable)
             try:
+                if self._is_gone(plan):
+                    raise _PlanAgainError("retention was faster")
                 return self._fetch_all(plan, is_decoded=is_decoded)
             except _PlanAgainError as error:
                 _log.warning("run '%s': planning again: %s", self._log.keys.run, error)
+                num_overtaken += len(self._unusable) == num_unusable
+                if num_overtaken > _MAX_OVERTAKEN:
+                    raise StoreError(
+                        f"run '{self._log.keys.run}': retention overtook this reader "
+                        f"{num_overtaken} times, last: {error}; keep more versions, or raise "
+                        "lease_s"
+                    ) from error
                 self._view.reload()
-                deadline = Deadline(self._clock, self._timeout_s)
-        deadline.require(f"fetching from run '{self._log.keys.run}'")
-        raise StoreError(f"run '{self._log.keys.run}' cannot be fetched")
 
     def _is_gone(self, plan: Plan) -> bool:
         """True if retention may have deleted what the plan needs before the lease was seen."""

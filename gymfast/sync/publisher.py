@@ -15,15 +15,13 @@ from gymfast.errors import ConflictError, GymfastError, StoreError
 from gymfast.stores import check_create_only, open_store
 from gymfast.stores.base import Store
 from gymfast.sync.candidate import Advance, Candidate, Written
-from gymfast.sync.chain import MAX_CHAIN, is_full
-from gymfast.sync.cleaner import Cleaner, CleanReport, read_records
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.commit import Answer, Step
 from gymfast.sync.committer import Committer, Place
-from gymfast.sync.epoch import claim_epoch, created_us, publisher_label
+from gymfast.sync.epoch import claim_epoch, publisher_label
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
-from gymfast.sync.manifest import FORMAT, HintRecord, StateRecord, check_key, encode
+from gymfast.sync.manifest import StateRecord, check_key
 from gymfast.sync.objects import DEFAULT_OBJECT_BYTES, FrameWriter
 from gymfast.sync.publish_report import (
     DEFAULT_ANCHOR_EVERY,
@@ -32,8 +30,8 @@ from gymfast.sync.publish_report import (
     PublishReport,
     PublishSettings,
 )
-from gymfast.sync.retention import floor_of
 from gymfast.sync.snapshot import EncodeSettings, Snapshot
+from gymfast.sync.upkeep import Upkeep
 
 _MAX_ROUNDS = 4
 Produce = Callable[[], Written]
@@ -100,9 +98,7 @@ class Publisher:
             )
         tip, entries = claim_epoch(self._log, self._clock, timeout_s, label or publisher_label())
         self._committer = Committer(self._log, self._clock, timeout_s, tip, entries)
-        self._cleaner = Cleaner(self._store, self._keys, self._clock, keep, is_owner=True)
-        self._must_clean = self._must_read_all = tip.epoch > 1
-        self._floor = 0
+        self._upkeep = Upkeep(self._log, self._committer, self._clock, keep)
         _log.info("run '%s': epoch %d, version %s", run, tip.epoch, tip.version)
 
     @property
@@ -163,11 +159,12 @@ class Publisher:
         committer = self._committer
         committer.require_in_charge()
         number = self._next_version(version)
+        self._upkeep.clean_leftovers()
         writer = self._frame_writer()
         candidate = self._candidate(writer)
 
         def produce() -> Written:
-            return candidate.write(weights, None if anchor else self._anchor_bytes(), advance)
+            return candidate.write(weights, None if anchor else self._upkeep.anchor_bytes, advance)
 
         try:
             step, written = self._commit(
@@ -213,12 +210,12 @@ class Publisher:
         return step, frames[0]
 
     def _after_commit(self, written: Written, seconds: PhaseSeconds) -> PublishReport:
-        tip, record = self._committer.tip, self._newest_state()
+        tip, record = self._committer.tip, self._upkeep.states[-1]
         seconds.commit = self._committer.seconds - seconds.diff - seconds.encode - seconds.put
         assert tip.version is not None
-        self._put_hint()
+        self._upkeep.put_hint()
         anchor_bytes, seconds.anchor = self._add_anchor_if_due()
-        cleaned, seconds.clean = self._clean_if_due()
+        cleaned, seconds.clean = self._upkeep.clean_if_due()
         _log.info(
             "run '%s' version %d: %s of %d bytes for %d, %d of %d units changed",
             *(self._keys.run, tip.version, written.kind, written.frame.num_bytes),
@@ -237,7 +234,7 @@ class Publisher:
             epoch=tip.epoch,
             seconds=seconds,
             anchor_bytes=anchor_bytes,
-            free_bytes=self._free_bytes(),
+            free_bytes=self._upkeep.free_bytes,
             cleaned=cleaned,
         )
 
@@ -260,39 +257,10 @@ class Publisher:
     def _candidate(self, writer: FrameWriter) -> Candidate:
         return Candidate(self._snapshot, self._settings, writer, self._committer.tip)
 
-    def _newest_state(self) -> StateRecord:
-        return self._states()[-1]
-
-    def _states(self) -> list[StateRecord]:
-        records = self._committer.records
-        ordered = (records[seq] for seq in sorted(records))
-        return [record for record in ordered if isinstance(record, StateRecord)]
-
-    def _newest_full(self) -> StateRecord | None:
-        return next((r for r in reversed(self._states()) if is_full(r)), None)
-
-    def _anchor_bytes(self) -> int | None:
-        """Size of the newest anchor; None if the next version has to be one."""
-        full = self._newest_full()
-        if full is None or (self.version or 0) - full.version >= MAX_CHAIN:
-            return None
-        return full.frame.num_bytes
-
-    def _put_hint(self) -> None:
-        tip = self._committer.tip
-        version = -1 if tip.version is None else tip.version
-        hint = HintRecord(
-            FORMAT, self._keys.run, tip.seq, version, tip.record, created_us(self._clock)
-        )
-        try:
-            self._store.put(self._keys.hint, encode(hint))
-        except StoreError as error:
-            _log.warning("the hint of run '%s' is old now: %s", self._keys.run, error)
-
     def _add_anchor_if_due(self) -> tuple[int, float]:
         """Bytes of the anchor added to the newest version, and seconds; a failure can wait."""
-        full = self._newest_full()
-        if full is not None and (self.version or 0) - full.version < self._settings.anchor_every:
+        upkeep = self._upkeep
+        if upkeep.newest_full and upkeep.chain_length < self._settings.anchor_every:
             return 0, 0.0
         start_s = time.perf_counter()
         try:
@@ -309,32 +277,5 @@ class Publisher:
             self._candidate(writer).write_anchor,
             lambda made, place: made.anchor_record(place),
         )
-        self._put_hint()
+        self._upkeep.put_hint()
         return written.frame.num_bytes
-
-    def _clean_if_due(self) -> tuple[CleanReport | None, float]:
-        """What retention did, if the floor moved or something was left over, and seconds."""
-        records = self._committer.records
-        start_s = time.perf_counter()
-        try:
-            if self._must_read_all:
-                records |= read_records(self._log)
-            floor = floor_of([records[seq] for seq in sorted(records)], self._settings.keep)
-            if floor <= self._floor and not self._must_clean:
-                return None, 0.0
-            report = self._cleaner.clean(records, self.epoch)
-        except StoreError as error:
-            _log.warning("retention of run '%s' has to wait: %s", self._keys.run, error)
-            return None, time.perf_counter() - start_s
-        self._floor, self._must_read_all = floor, False
-        self._must_clean = bool(report.failures or report.held_by)
-        if not report.failures:
-            for seq in report.records:
-                records.pop(seq, None)
-        return report, time.perf_counter() - start_s
-
-    def _free_bytes(self) -> int | None:
-        try:
-            return self._store.free_bytes()
-        except StoreError:
-            return None

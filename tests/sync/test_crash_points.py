@@ -131,7 +131,7 @@ def check_publish(scene: Scene, fault: Fault, outcome: Outcome) -> None:
 
 
 def source_records(source: Publisher) -> list:
-    return source._states()
+    return source._upkeep.states
 
 
 @needs_strace
