@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,3 +118,15 @@ def frame(files: Path, gymfast: Gymfast) -> Path:
     result = gymfast("delta", "encode", "old.safetensors", "new.safetensors", "-o", "step.gfd")
     assert result.code == 0, result
     return files / "step.gfd"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A folder on a filesystem of 64 KiB; skipped where mounting is not allowed."""
+    folder = tmp_path / "small"
+    folder.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs kernel feature mount of a tmpfs")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
-import subprocess
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -245,18 +244,6 @@ def test_swapped_arguments_are_told(frame: Path, gymfast: Gymfast) -> None:
     assert_refused(result, 3, "step.gfd", "looks like a frame")
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A folder on a filesystem of 64 KiB; skipped where mounting is not allowed."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("needs kernel feature mount of a tmpfs")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
-
-
 def test_I25_a_full_disk_is_one_error_and_leaves_nothing(
     frame: Path, small_disk: Path, gymfast: Gymfast
 ) -> None:
@@ -274,3 +261,20 @@ def test_I25_a_full_disk_is_one_error_and_leaves_nothing(
         assert result.code in (1, 7), result
         assert "space" in result.err or "65536 free" in result.err
         assert list(small_disk.iterdir()) == []
+
+
+def test_I25_a_full_disk_stops_an_update_in_place_before_the_first_write(
+    frame: Path, small_disk: Path, gymfast: Gymfast
+) -> None:
+    rng = np.random.default_rng(0)
+    before = {"a": rng.integers(0, 2**16, 20_000, dtype=np.uint16)}
+    save_file(before, small_disk / "base.safetensors")
+    save_file({"a": before["a"] ^ 0x5555}, "other.safetensors")
+    base = small_disk / "base.safetensors"
+    assert gymfast("delta", "encode", base, "other.safetensors", "-o", "f").code == 0
+    content = base.read_bytes()
+    result = gymfast("delta", "apply", base, "f", "--in-place")
+    assert result.code in (1, 7), result
+    assert "No space left" in result.err
+    assert base.read_bytes() == content
+    assert list(small_disk.iterdir()) == [base]

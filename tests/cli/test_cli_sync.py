@@ -343,3 +343,36 @@ def test_a_store_that_is_no_folder_is_one_message(versions: list[str], gymfast: 
     assert gymfast("sync", "publish", "s3://bucket/x", versions[0], *RUN).code == 1
     result = gymfast("sync", "publish", "file/below", versions[0], *RUN)
     assert result.code == 1
+
+
+def test_I25_a_full_store_is_one_error_and_the_run_goes_on_after_it(
+    versions: list[str], small_disk: Path, gymfast: Gymfast
+) -> None:
+    rng = np.random.default_rng(0)
+    save_file({"a": rng.integers(0, 2**16, 60_000, dtype=np.uint16)}, "big.safetensors")
+    store = small_disk / "store"
+    assert gymfast("sync", "publish", store, versions[0], *RUN).code == 0
+    full = gymfast("sync", "publish", store, "big.safetensors", *RUN)
+    assert full.code in (1, 7), full
+    assert "No space left" in full.err
+    assert gymfast("sync", "publish", store, versions[1], *RUN).code == 0
+    assert gymfast("sync", "pull", store, "r.safetensors", *RUN).code == 0
+    assert weights_of("r.safetensors") == weights_of(versions[1])
+    report = gymfast("sync", "fsck", store, *RUN, "--json").json
+    assert (report["newest"], report["restorable"]) == (1, 1)
+
+
+def test_I25_a_full_disk_under_a_replica_leaves_it_as_it_was(
+    store: Path, versions: list[str], small_disk: Path, gymfast: Gymfast
+) -> None:
+    dest = small_disk / "r.safetensors"
+    assert gymfast("sync", "pull", store, dest, *RUN, "--version", "1").code == 0
+    free = os.statvfs(small_disk)
+    (small_disk / "ballast").write_bytes(bytes(free.f_bavail * free.f_bsize))
+    result = gymfast("sync", "pull", store, dest, *RUN)
+    assert result.code in (1, 7), result
+    assert "No space left" in result.err
+    assert weights_of(dest) == weights_of(versions[1])
+    (small_disk / "ballast").unlink()
+    assert gymfast("sync", "pull", store, dest, *RUN).code == 0
+    assert weights_of(dest) == weights_of(versions[2])
