@@ -25,7 +25,8 @@ from gymfast.delta.checkpoint import (
 )
 from gymfast.delta.files import os_errors, sync_directory, write_all
 from gymfast.delta.frame import root_of
-from gymfast.errors import ConflictError, CoverageError, FormatError
+from gymfast.delta.safetensors_files import SUFFIX, read_index
+from gymfast.errors import ConflictError, CoverageError, FormatError, GymfastError
 from gymfast.sync.manifest import PositionRecord, encode, parse_position
 from gymfast.sync.staging import StagedFrame
 from gymfast.sync.targets import Installed
@@ -159,6 +160,23 @@ class CheckpointTarget:
                 "allow new names"
             )
 
+    def _require_no_strangers(self) -> None:
+        """Raises GymfastError rather than remove weights that are not of this checkpoint.
+
+        A damaged index is a FormatError: nobody knows then which weights are its own.
+        """
+        if not self.path.is_dir():
+            return
+        found = {path.name for path in self.path.iterdir() if path.name.endswith(SUFFIX)}
+        index = read_index(self.path)
+        own = set(index.files) if index else found if len(found) == 1 else set()
+        if strangers := sorted(found - own):
+            raise GymfastError(
+                f"{self.path} would be replaced, but {', '.join(strangers[:3])} "
+                f"({len(strangers)} in all) may not be of its checkpoint: nothing was written; "
+                "name another path, or move them away"
+            )
+
     def _can_patch(self, current: Path, frame: StagedFrame) -> bool:
         if frame.step.kind == "anchor" or (current == self.path and not self._in_place):
             return False
@@ -171,6 +189,7 @@ class CheckpointTarget:
         )
 
     def _rewrite(self, current: Path, frame: StagedFrame, out: Path) -> ApplyReport:
+        self._require_no_strangers()
         _remove(out)
         base = None if frame.step.kind == "anchor" else current
         return apply_checkpoint(

@@ -376,3 +376,13 @@ def test_I25_a_full_disk_under_a_replica_leaves_it_as_it_was(
     (small_disk / "ballast").unlink()
     assert gymfast("sync", "pull", store, dest, *RUN).code == 0
     assert weights_of(dest) == weights_of(versions[2])
+
+
+@pytest.mark.parametrize("force", [[], ["--force"]])
+def test_pull_into_a_folder_of_several_checkpoints_deletes_none(
+    force: list[str], store: Path, gymfast: Gymfast
+) -> None:
+    before = sorted(Path().rglob("*.safetensors"))
+    result = gymfast("sync", "pull", store, ".", *RUN, *force)
+    assert result.code in (1, 3), result
+    assert sorted(Path().rglob("*.safetensors")) == before

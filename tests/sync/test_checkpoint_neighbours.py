@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
+from safetensors.numpy import load_file, save_file
 
+from gymfast.errors import GymfastError
 from gymfast.stores import MemoryStore
 from gymfast.sync import CheckpointTarget, Publisher, Subscriber
 
@@ -84,3 +86,33 @@ def test_an_interrupted_swap_keeps_them_too(
     assert load_file(weights)["w"][0] == 2
     assert others_of(path) == OTHERS
     assert sorted(p.name for p in path.parent.iterdir() if ".old" in p.name) == []
+
+
+def test_weights_that_are_not_of_the_checkpoint_are_never_removed(
+    replica: tuple[MemoryStore, Path],
+) -> None:
+    """Without an index nobody knows which of several files are the checkpoint (also with force)."""
+    store, path = replica
+    save_file({"v": np.ones(3, np.float32)}, path / "adapter.safetensors")
+    before = sorted(path.rglob("*"))
+    target = CheckpointTarget(path, allow_new_names=True)
+    refused = pytest.raises(GymfastError, match=r"adapter\.safetensors")
+    with Subscriber(store, "run", target) as subscriber, refused:
+        subscriber.pull()
+    assert sorted(path.rglob("*")) == before
+
+
+def test_a_shard_that_the_index_does_not_name_is_never_removed(tmp_path: Path) -> None:
+    path, store = tmp_path / "replica", MemoryStore()
+    path.mkdir()
+    save_file({"w": np.zeros(1000, np.uint16)}, path / "model-1.safetensors")
+    index = {"metadata": {}, "weight_map": {"w": "model-1.safetensors"}}
+    (path / "model.safetensors.index.json").write_text(json.dumps(index))
+    save_file({"v": np.ones(3, np.float32)}, path / "adapter.safetensors")
+    publish(store, 1, 2)
+    with pytest.raises(GymfastError, match=r"adapter\.safetensors"):
+        pull(store, path)
+    assert load_file(path / "adapter.safetensors")["v"][0] == 1
+    (path / "adapter.safetensors").rename(tmp_path / "adapter.safetensors")
+    pull(store, path)
+    assert load_file(path / "model.safetensors")["w"][0] == 2
