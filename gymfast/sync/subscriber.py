@@ -246,7 +246,7 @@ class Subscriber:
         held = self._view.held
         if tip is not None and (held is None or tip.seq >= held.seq):
             self._installer.adopt(tip)
-            self._view.advance(tip)
+            self._view.adopt(tip)
 
     def _drop_staged(self) -> None:
         if self._staged is not None:

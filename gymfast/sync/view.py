@@ -98,6 +98,13 @@ class View:
         self.held = self.applied = tip
         self.entries = self._after_applied(self.entries)
 
+    def adopt(self, tip: Tip) -> None:
+        """The target turned out to hold the state at `tip`: deltas lead on from there."""
+        self.advance(tip)
+        if self.entries and self.entries[0].record.seq != tip.seq + 1:
+            self.entries = []
+        self.refresh()
+
     def set_applied(self, tip: Tip | None) -> None:
         """What the target holds after an install; None if it may hold anything."""
         if tip is None:
