@@ -11,6 +11,8 @@ from gymfast.errors import NotFoundError, StoreError
 from gymfast.stores.base import Blob, Store
 from gymfast.stores.memory import MemoryStore
 from gymfast.sync import LiveTarget, Publisher, Subscriber
+from gymfast.sync.keys import RunKeys
+from gymfast.sync.manifest import MAX_RECORD_BYTES, LogRecord, parse_log_record
 
 RUN = "run-a"
 Weights = dict[str, np.ndarray]
@@ -232,3 +234,10 @@ def history(num_versions: int, seed: int = 0, **options: Any) -> list[Weights]:
     for version in range(1, num_versions + 1):
         states.append(step(states[-1], seed * 1000 + version))
     return states
+
+
+def records_of(store: Store, run: str = RUN) -> list[LogRecord]:
+    """The log of the run, oldest first."""
+    keys = RunKeys(run)
+    blobs = [store.get(key, max_bytes=MAX_RECORD_BYTES) for key in store.list(keys.log_prefix)]
+    return [parse_log_record(blob, "log") for blob in blobs]
