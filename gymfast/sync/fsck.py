@@ -1,7 +1,8 @@
-"""Checks everything a run has in a store, and says what heals what (docs/sync-protocol.md).
+"""Checks everything a run has in a store, and says what heals what.
 
 Only reads. Safe beside a live publisher: what retention deletes meanwhile is no damage, and
 objects of the newest epoch may belong to a commit in flight.
+Source: docs/sync-protocol.md section 12.
 """
 
 from __future__ import annotations
@@ -185,7 +186,8 @@ def _check_leases(store: Store, keys: RunKeys) -> Iterator[Finding]:
             yield Finding("waste", key, str(error), "its reader writes it anew")
             continue
         if lease.expires_us <= now_us:
-            yield Finding("waste", key, "the lease of this reader is over", GC_REMOVES_IT)
+            repair = "`gymfast sync gc` removes it a day later"
+            yield Finding("waste", key, "the lease of this reader is over", repair)
 
 
 def _check_hint(store: Store, keys: RunKeys, log: LogCheck) -> Iterator[Finding]:
