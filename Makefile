@@ -59,7 +59,7 @@ $(VENV)/.built: CMakeLists.txt pyproject.toml $(CPP) $(VENV)/.group-build
 
 build: $(VENV)/.built
 
-demo: build $(VENV)/.torch
+demo: build $(VENV)/.group-interop $(VENV)/.torch
 	$(BIN)/gymfast demo $(ARGS)
 
 test: build $(VENV)/.group-test $(VENV)/.torch
