@@ -55,7 +55,7 @@ struct EncodedRun {
 };
 
 // `base` and `next` are whole tensors. With `update` the base becomes `next` in the same pass.
-// Memory: one Scratch (at most 48 MiB) a thread, kept for later calls, and the coded bytes.
+// Memory: one Scratch (at most 72 MiB) a thread, kept for later calls, and the coded bytes.
 Status encode_run(const BlockRun& run, std::uint8_t* base, const std::uint8_t* next, bool update,
                   bool undo, EncodedRun* out);
 
