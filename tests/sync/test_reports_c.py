@@ -311,7 +311,7 @@ def test_r36_the_six_requirements_of_delta_sync():
     assert addresses(live) == before
 
 
-def test_own_rollback_by_replaying_an_old_stream_is_refused():
+def test_i32_rollback_by_replaying_an_old_stream_is_refused():
     """The whole store goes back to an older copy of itself, then grows another way."""
     store, states = MemoryStore(), history(6)
     source = publisher(store)
@@ -339,7 +339,7 @@ def test_own_rollback_by_replaying_an_old_stream_is_refused():
     assert follower.version == 4
 
 
-def test_own_mix_and_match_an_object_replaced_by_its_older_version_is_refused():
+def test_i32_mix_and_match_an_object_replaced_by_its_older_version_is_refused():
     store, clock, states = MemoryStore(), ManualClock(), history(3)
     source = publisher(store, clock=clock)
     for weights in states:
@@ -359,7 +359,7 @@ def test_own_mix_and_match_an_object_replaced_by_its_older_version_is_refused():
     assert_same(live, states[2])
 
 
-def test_own_a_record_of_the_log_replaced_by_its_older_version_is_refused():
+def test_i32_a_record_of_the_log_replaced_by_its_older_version_is_refused():
     store, states = MemoryStore(), history(4)
     source = publisher(store)
     live = zeros_like(states[0])
