@@ -76,11 +76,11 @@ FULL_SCHEDULE = Schedule(
     warmup_batch=4,
     warmup_length=96,
     warmup_learning_rate=7e-4,
-    warmup_limit_s=22.0,
-    num_prompts=4,
+    warmup_limit_s=24.0,
+    num_prompts=3,
     group_size=4,
-    prompt_length=40,
-    completion_length=24,
+    prompt_length=32,
+    completion_length=16,
     training_limit_s=45.0,
 )
 QUICK_SCHEDULE = Schedule(
