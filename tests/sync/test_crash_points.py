@@ -151,7 +151,7 @@ def test_i20_i21_a_publisher_killed_at_any_change_leaves_old_or_new(published):
 def test_i04_i21_i25_a_publisher_with_a_failing_disk_leaves_old_or_new(published, how):
     with SyscallFaults(WORK, "publish") as faults:
         for fault, outcome in runs(
-            faults, published, lambda w: [str(w / "store")], failing(how, 24)
+            faults, published, lambda w: [str(w / "store")], failing(how, 16)
         ):
             check_publish(published, fault, outcome)
 
@@ -237,7 +237,7 @@ def test_i25_i40_r53_a_reader_with_a_failing_disk_holds_a_whole_version(followed
     scene, name, in_place = followed
     with SyscallFaults(WORK, "pull") as faults:
         arguments = pull_arguments(name, in_place)
-        for fault, outcome in runs(faults, scene, arguments, failing(how, 8)):
+        for fault, outcome in runs(faults, scene, arguments, failing(how, 6)):
             check_pull(scene, name, fault, outcome)
 
 
