@@ -57,7 +57,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     if scheme in _PLANNED:
         raise MissingDependencyError(
             f"store '{text}': '{scheme}:' is not in this version; it comes with "
-            f"{_PLANNED[scheme]} (issue 6). Use file:/PATH or memory:NAME"
+            f"{_PLANNED[scheme]}. Use file:/PATH or memory:NAME"
         )
     raise ValueError(
         f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH or a "
