@@ -226,7 +226,7 @@ def test_a_store_address_opens_the_store_it_names(url: str, expected: str) -> No
 @pytest.mark.parametrize(
     ("url", "error", "text"),
     [
-        ("s3://bucket/x", MissingDependencyError, r"'s3:' .* gymfast\[store\] \(issue 6\)"),
+        ("s3://bucket/x", MissingDependencyError, r"'s3:' .* gymfast\[store\]"),
         ("gs://bucket/x", MissingDependencyError, r"'gs:' .* gymfast\[store\]"),
         ("modal:volume", MissingDependencyError, r"'modal:' .* gymfast\[modal\]"),
         ("nfs:host:/x", ValueError, "unknown scheme 'nfs:'; expected memory:NAME, file:/PATH"),
