@@ -89,6 +89,7 @@ class Director:
             self._read_from_outside()
             self._repair(max(self.log.audit.published, default=-1))
             if self._is_over():
+                self._read_from_outside(now=True)  # at rest: every run is read at least once
                 return self.log
         raise AssertionError("messages never end")
 
