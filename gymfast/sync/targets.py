@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from gymfast.delta import State, apply, restore
 from gymfast.delta.apply import ApplyReport
+from gymfast.delta.tensors import identity
 from gymfast.errors import ChecksumError
 from gymfast.sync.manifest import PositionRecord
 from gymfast.sync.staging import StagedFrame
@@ -79,8 +80,11 @@ class LiveTarget:
         A version whose names are others than those of `weights` is refused, unless
         `allow_new_names` or `weights` is empty, or the names became others in the course of the
         run. `verify_all` reads all bytes again after each version, else only changed units count.
+        An entry of `weights` that is replaced by other memory makes the target inconsistent; the
+        next anchor is written to what is there then.
         Raises ValueError for tensors that cannot be written in place.
         """
+        self._weights, self._backend, self._threads = weights, backend, threads
         self._state = State.attach(weights, backend=backend, threads=threads)
         self._allow_new_names = allow_new_names or not weights
         self._verify_all = verify_all
@@ -95,6 +99,7 @@ class LiveTarget:
         if not self._state.slots:
             return None
         self._state.require_consistent()
+        self._require_same_memory()
         if self._verify_all:
             self._state.verify()
         return self._state.root.hex()
@@ -106,6 +111,9 @@ class LiveTarget:
         self._position = position
 
     def write(self, frames: Sequence[StagedFrame], *, is_known: bool) -> Installed:
+        if self._moved() and frames and frames[0].step.kind == "anchor":
+            self._state = State.attach(self._weights, backend=self._backend, threads=self._threads)
+        self._require_same_memory()
         reports = []
         for frame in frames:
             if frame.step.kind == "anchor":
@@ -117,6 +125,22 @@ class LiveTarget:
 
     def close(self) -> None:
         return
+
+    def _moved(self) -> str:
+        """The first name whose memory is no longer what was attached; an empty text if none is."""
+        for name, slot in self._state.slots.items():
+            found = identity(self._weights.get(name))
+            if slot.tensor.num_bytes and (found is None or found[0] != slot.tensor.address):
+                return name
+        return ""
+
+    def _require_same_memory(self) -> None:
+        if name := self._moved():
+            raise ChecksumError(
+                f"tensor {name!r} is no longer in the memory that was attached (it was replaced, "
+                "moved or removed), so what is served would not be what is written: write to "
+                "tensors in place; the next anchor takes over the memory that is there then"
+            )
 
 
 class GroupTarget:

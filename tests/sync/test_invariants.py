@@ -1,7 +1,7 @@
 """Invariants of reliability.md section 6 that concern publish and subscribe, by name.
 
 The others of this folder: I03 I26 test_stateful, I04 I20 I21 I25 test_crash_points and
-test_publish_pull, I22 I23 I27 test_fencing, I24 I33 I60 test_publish_pull, I05 test_reports_e.
+test_publish_pull, I22 I23 I27 test_fencing, I24 I33 I60 test_publish_pull, I05 test_reports_apply.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sync.harness import (
     step,
     zeros_like,
 )
-from sync.test_reports_e import live_target
+from sync.test_reports_apply import live_target
 
 import gymfast.sync
 from gymfast.errors import DeadlineError, GymfastError, NotFoundError, StoreError
