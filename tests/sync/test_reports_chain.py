@@ -1,8 +1,14 @@
-"""Rows of group C, version chain, restart, failover: one test per public report."""
+"""Rows of group C, version chain, restart, failover: one test per public report.
+
+Elsewhere too, with processes that are killed, stopped or fail at each system call:
+R25 R29 test_crash_points, test_stopped; R30 test_fencing; R31 R33 R35 test_subscribe, test_chain;
+R34 test_fencing. Random orders of all of these: test_stateful.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
@@ -20,6 +26,7 @@ from sync.harness import (
     zeros_like,
 )
 
+from gymfast.cli import main
 from gymfast.errors import ChainError, ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores import FileStore, MemoryStore
 from gymfast.sync import CheckpointTarget, LiveTarget, State, Subscriber
@@ -309,6 +316,35 @@ def test_r36_the_six_requirements_of_delta_sync():
         assert len(parts) >= 4
         assert sum(parts.values()) > 0
     assert addresses(live) == before
+
+
+def test_r36_the_command_line_meets_the_requirements_too(tmp_path, capfd, monkeypatch):
+    """The same points against `gymfast sync`, with the numbers that it reports for each."""
+    monkeypatch.chdir(tmp_path)
+    states = history(3)
+    for version, weights in enumerate(states):
+        save_file(weights, f"v{version}.safetensors")
+    save_file(zeros_like(states[0]), "other.safetensors")
+
+    def run(*words: str, code: int = 0) -> dict:
+        capfd.readouterr()
+        assert main(["sync", *words, "--run", "demo", "--json"]) == code, capfd.readouterr()
+        lines = capfd.readouterr().out.splitlines()
+        return json.loads(lines[-1]) if code == 0 else {}
+
+    published = run("publish", "store", "v0.safetensors", "v1.safetensors")
+    assert (published["version"], published["kind"]) == (1, "delta")
+    assert run("pull", "store", "r.safetensors")["kind"] == "anchor"  # recovery by anchor
+    run("publish", "store", "v3.safetensors", "--base", "other.safetensors", code=3)  # unsafe base
+    run("publish", "store", "v2.safetensors", "v3.safetensors", "--base", "v1.safetensors")
+    pulled = run("pull", "store", "r.safetensors")  # recovery by replay, as one install
+    assert (pulled["kind"], pulled["num_deltas"], pulled["version"]) == ("deltas", 2, 3)
+    assert_same(load_file("r.safetensors"), states[3])
+    run("pull", "store", "r.safetensors", "--version", "1", code=3)  # unsafe target
+    assert_same(load_file("r.safetensors"), states[3])
+    assert set(pulled["seconds"]) == {"fetch", "verify", "apply", "check"}  # staging, then the rest
+    assert {"diff", "encode", "put", "commit"} <= set(published["seconds"])
+    run("verify", "store", "r.safetensors")
 
 
 def test_i32_rollback_by_replaying_an_old_stream_is_refused():

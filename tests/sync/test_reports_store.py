@@ -1,4 +1,9 @@
-"""Rows of group D, publishing and storage: one test per public report."""
+"""Rows of group D, publishing and storage: one test per public report.
+
+Elsewhere too, with real files, disks and processes: R39 test_stopped, test_explorer; R40
+test_stopped, test_crash_points; R42 R53 test_crash_points; R43 test_small_disk, test_crash_points,
+tests/stores/test_full_disk; R44 R45 test_invariants (I34); R48 R49 tests/stores, test_damage.
+"""
 
 from __future__ import annotations
 
