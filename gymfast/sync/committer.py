@@ -113,12 +113,14 @@ class Committer:
     def _fence_text(self, attempt: _Attempt) -> str:
         place = f"record {self.tip.seq + 1} of run '{self._log.keys.run}'"
         who = "is damaged or of another publisher"
+        if attempt.is_below_floor:
+            who = "lies before the records that a newer publisher keeps"
         if attempt.found is not None and isinstance(attempt.found[0], EpochRecord):
             found = attempt.found[0]
             who = f"says that '{found.publisher}' took over with epoch {found.epoch}"
         return (
-            f"this publisher of epoch {self.tip.epoch} is fenced: {place} {who}; nothing was "
-            "committed; stop this trainer, or start a new publisher to take over in turn"
+            f"this publisher of epoch {self.tip.epoch} is fenced: {place} {who}; "
+            "what it wrote is not in the run; stop this trainer, or start a new publisher to take over in turn"
         )
 
 
@@ -132,6 +134,7 @@ class _Attempt:
         self._place = Place(log.keys.run, committer.tip, new_nonce(), created_us(clock))
         self.made: StateRecord | None = None
         self.found: tuple[LogRecord, str] | None = None
+        self.is_below_floor = False
 
     def create(self) -> Answer:
         if self.made is None:
@@ -141,7 +144,15 @@ class _Attempt:
             self._log.create(self.made)
         except ConflictError:
             return Answer.EXISTS
-        return Answer.OK
+        return Answer.EXISTS if self._is_below_floor() else Answer.OK
+
+    def _is_below_floor(self) -> bool:
+        """True if retention emptied the place before: it is not the end of the log.
+
+        The mark is there before anything is deleted, so a look after the create is enough.
+        """
+        self.is_below_floor = self._log.floor() > self._place.tip.seq + 1
+        return self.is_below_floor
 
     def confirm(self, confirm: Action) -> Answer:
         """Missing objects may be late, or a newer publisher has removed them."""
@@ -159,4 +170,5 @@ class _Attempt:
         answer = self._committer.classify(found, self._place.nonce)
         if answer is Answer.MINE and (self.made is None or digest != digest_of(encode(self.made))):
             raise StoreError(f"record {found.seq} came back changed from {self._log.store.url}")
-        return answer
+        is_ours = answer in (Answer.MINE, Answer.EARLIER)
+        return Answer.OTHER if is_ours and self._is_below_floor() else answer

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
-from gymfast.sync.chain import Entry, Tip, enter, follow, is_full
+from gymfast.sync.chain import Entry, Tip, enter, follow, is_full, require_place
 from gymfast.sync.keys import RunKeys, number_of
 from gymfast.sync.manifest import (
     MAX_RECORD_BYTES,
@@ -134,6 +134,7 @@ class Log:
             self.raise_if_foreign(error)
             _log.warning("record %d of run '%s' is damaged: %s", seq, self.keys.run, error)
             return None
+        require_place(record, seq, self.keys.run)
         return record, digest
 
     def _chained(self, newest_first: list[Found]) -> list[Entry]:

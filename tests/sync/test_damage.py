@@ -11,12 +11,14 @@ from sync.harness import (
     history,
     publisher,
     reader,
+    records_of,
     zeros_like,
 )
 
 from gymfast.errors import ChainError, NotFoundError
 from gymfast.stores import MemoryStore
 from gymfast.sync import collect
+from gymfast.sync.chain import is_full
 from gymfast.sync.fsck import fsck
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.view import GAP_PATIENCE_S
@@ -170,3 +172,22 @@ def test_gc_says_what_it_would_do_and_who_holds_it_up():
     live = zeros_like(states[0])
     reader(store, live).pull()
     assert_same(live, states[6])
+
+
+def test_a_copy_of_an_older_anchor_in_a_later_place_is_no_way_in():
+    """C2 holds where a reader enters, too: else a fresh reader would be rolled back."""
+    store, states = MemoryStore(), history(5)
+    source = publisher(store, anchor_every=2, keep=50)
+    for weights in states:
+        source.publish(weights)
+    records = records_of(store)
+    old = next(r.seq for r in records if r.seq > 2 and is_full(r))
+    blob = store.get(KEYS.record(old), max_bytes=1 << 20)
+    store.put(KEYS.record(records[-1].seq + 1), blob)
+    live = zeros_like(states[0])
+    follower = reader(store, live, timeout_s=1.0)
+    place = records[-1].seq + 1
+    with pytest.raises(ChainError, match=f"record {old} lies where record {place}"):
+        follower.pull()
+    assert_same(live, zeros_like(states[0]))
+    assert fsck(store, RUN).damage

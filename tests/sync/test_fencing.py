@@ -344,3 +344,53 @@ def test_tips_of_racers_are_linear():
     for entry in entries_of(store):
         tip = follow(tip, entry.record, entry.tip.record, RUN).tip
     assert tip.version == 3
+
+
+class LateStore(WrappedStore):
+    """Keeps back the create of one key, as a request that is stuck on the way to the store."""
+
+    def __init__(self, inner, key: str) -> None:
+        super().__init__(inner)
+        self.stuck = key
+        self.blob: bytes | None = None
+
+    def create(self, key: str, data) -> None:
+        if key == self.stuck:
+            self.blob = self.blob or bytes(data)
+            raise StoreError(f"create '{key}': no answer")
+        super().create(key, data)
+
+
+@pytest.mark.parametrize("num_failed_looks", [0, 2])
+def test_i23_a_place_that_retention_emptied_is_not_committed_to(num_failed_looks: int) -> None:
+    """A late record of ours was followed by a successor and deleted: our place is free again."""
+    inner, clock, states = MemoryStore(), ManualClock(), history(6)
+    late = LateStore(inner, KEYS.record(3))
+    faulty = FaultyStore(late)
+    old = publisher(faulty, clock=clock, timeout_s=1.0, single_writer=False)
+    assert old.publish(states[0]).version == 0
+    with pytest.raises((StoreError, DeadlineError)):
+        old.publish(states[1])
+    assert late.blob is not None
+    inner.create(late.stuck, late.blob)
+    late.stuck = ""
+    new = publisher(inner, clock=clock, keep=1, anchor_every=1, single_writer=False)
+    for weights in states[2:]:
+        new.publish(weights)
+    assert KEYS.record(3) not in list(inner.list(KEYS.log_prefix))
+    looks = []
+
+    def fault(_: int, operation: str, key: str) -> str:
+        if operation == "list" and key == KEYS.floors_prefix:
+            looks.append(key)
+            return "before" if len(looks) <= num_failed_looks else ""
+        return ""
+
+    faulty.arm(fault)
+    for _ in range(2):
+        with pytest.raises(ConflictError, match="fenced"):
+            old.publish(states[1])
+    assert len(looks) > num_failed_looks
+    live = zeros_like(states[0])
+    reader(inner, live, clock=clock).pull()
+    assert_same(live, states[6])
