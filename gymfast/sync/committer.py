@@ -120,7 +120,8 @@ class Committer:
             who = f"says that '{found.publisher}' took over with epoch {found.epoch}"
         return (
             f"this publisher of epoch {self.tip.epoch} is fenced: {place} {who}; "
-            "what it wrote is not in the run; stop this trainer, or start a new publisher to take over in turn"
+            "what it wrote is not in the run; stop this trainer, "
+            "or start a new publisher to take over in turn"
         )
 
 
