@@ -39,7 +39,7 @@ def encode_blocks(base: numpy.typing.NDArray[numpy.uint8], new: numpy.typing.NDA
     Body of a BLOCKS section, units changed and the undo log; see backends.Backend.
     """
 
-def rollback_blocks(base: numpy.typing.NDArray[numpy.uint8], undo: bytes, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int) -> None:
+def rollback_blocks(base: numpy.typing.NDArray[numpy.uint8], undo: bytes | memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int) -> None:
     """Puts back what base held before the encode_blocks that returned undo."""
 
 def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearray | memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, class_shift: int, class_base: int, has_base: bool, digests: numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, threads: int) -> int:

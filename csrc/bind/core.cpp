@@ -317,9 +317,9 @@ NB_MODULE(_core, m) {
         raise_unless_ok(status);
       },
       "base"_a, "undo"_a, "num_units"_a, "unit_bytes"_a, "cols"_a, "tile_rows"_a, "tile_cols"_a,
-      nb::sig("def rollback_blocks(base: numpy.typing.NDArray[numpy.uint8], undo: bytes, "
-              "num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int) -> "
-              "None"),
+      nb::sig("def rollback_blocks(base: numpy.typing.NDArray[numpy.uint8], undo: bytes | "
+              "memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: "
+              "int) -> None"),
       "Puts back what base held before the encode_blocks that returned undo.");
 
   m.def(

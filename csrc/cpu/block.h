@@ -14,6 +14,7 @@ namespace gymfast {
 
 constexpr std::size_t kMaxBlockUnits = std::size_t{1} << 20;
 constexpr int kNumClasses = 16;
+constexpr std::size_t kUndoPageUnits = 65536;  // of an undo list: its positions have 16 bits
 
 enum class Mode : std::uint8_t {
   kUnchanged = 0,
@@ -65,6 +66,7 @@ class Scratch {
   std::uint8_t* block_b = nullptr;    // gathered tiles of the base or of the live tensor
   std::uint8_t* block_c = nullptr;    // gathered tiles of the new tensor
   std::vector<std::uint8_t> payload;  // copy of a payload with zeros behind it
+  bool expects_ranks = false;         // what the last block needed: a guess for the next one
 
  private:
   std::unique_ptr<std::uint8_t[]> arena_;  // not initialised: only pages in use count

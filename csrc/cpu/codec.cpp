@@ -394,16 +394,29 @@ Status rollback_run(const Geometry& g, std::span<const std::uint8_t> undo, std::
       if (size != 4 + tile.num_units() * unit) return fail(Error::kBadArgument, block);
       scatter(body, place, tile.num_units(), unit, base);
     } else {
-      if (size != 4 + std::uint64_t{head} * (4 + unit)) return fail(Error::kBadArgument, block);
-      for (std::uint32_t i = 0; i < head; ++i) {
-        std::uint32_t position;
-        std::memcpy(&position, body + 4 * std::size_t{i}, 4);
-        if (position >= tile.num_units()) return fail(Error::kBadArgument, block);
-        const std::uint64_t offset = place.offset +
-                                     position / place.row_units * place.stride_bytes +
-                                     position % place.row_units * unit;
-        std::memcpy(base + offset, body + 4 * std::size_t{head} + i * unit, unit);
+      const std::uint64_t pages = (tile.num_units() - 1) / kUndoPageUnits + 1;
+      if (size != 4 + 4 * pages + std::uint64_t{head} * (2 + unit)) {
+        return fail(Error::kBadArgument, block);
       }
+      const std::uint8_t* low = body + 4 * pages;
+      const std::uint8_t* values = low + 2 * std::size_t{head};
+      std::uint32_t i = 0;
+      for (std::uint64_t page = 0; page < pages; ++page) {
+        std::uint32_t end;
+        std::memcpy(&end, body + 4 * page, 4);
+        if (end > head) return fail(Error::kBadArgument, block);
+        for (; i < end; ++i) {
+          std::uint16_t low_bits;
+          std::memcpy(&low_bits, low + 2 * std::size_t{i}, 2);
+          const std::uint64_t position = page * kUndoPageUnits + low_bits;
+          if (position >= tile.num_units()) return fail(Error::kBadArgument, block);
+          const std::uint64_t offset = place.offset +
+                                       position / place.row_units * place.stride_bytes +
+                                       position % place.row_units * unit;
+          std::memcpy(base + offset, values + i * unit, unit);
+        }
+      }
+      if (i != head) return fail(Error::kBadArgument, block);
     }
     at += static_cast<std::size_t>(size);
   }

@@ -8,8 +8,7 @@ struct Changes {
   std::uint32_t* index;
   T* before;
   T* after;
-  std::uint8_t* classes;  // only with classes
-  std::uint32_t* rank;    // only with ranks
+  std::uint32_t* rank;  // only with ranks
   std::size_t count = 0;
   std::uint32_t class_units[kNumClasses] = {};  // only with ranks: units of the block per class
 
@@ -17,7 +16,6 @@ struct Changes {
       : index(s.index),
         before(reinterpret_cast<T*>(s.before)),
         after(reinterpret_cast<T*>(s.after)),
-        classes(s.classes),
         rank(s.rank) {}
 };
 
@@ -54,12 +52,51 @@ inline void diff_portable(T* base, const T* next, std::size_t n, bool update, Ch
 }
 
 #if GYMFAST_LEVEL == 2
-// Chunks of 4096 units so that positions fit the 16-bit lanes of one compress.
+// Units of one chunk: both sides of it lie in the first-level cache between the two passes over it,
+// and its positions fit the 16-bit lanes of one compress.
+constexpr std::size_t kDiffChunk = 4096;
+
+// Stores the compressed lanes of `mask`. A store of 64 bytes that crosses a cache line is slow and
+// nearly every one would, so few lanes are stored as 16 bytes. 64 bytes are writable at `out`.
+inline void store_lanes_u16(std::uint16_t* out, __m512i lanes, unsigned count) {
+  if (count <= 8) [[likely]] {
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_castsi512_si128(lanes));
+  } else {
+    _mm512_storeu_si512(out, lanes);
+  }
+}
+
+// Second pass over the units [begin, end) of a chunk: old and new values of the `count` changed units
+// listed in `index`, and the update of the base.
+template <bool kUpdate>
+inline void take_units(std::uint16_t* base, const std::uint16_t* next, std::size_t begin,
+                       std::size_t end, const std::uint32_t* index, std::size_t count,
+                       std::uint16_t* before, std::uint16_t* after) {
+  if (count < kDiffChunk / 16) {
+    for (std::size_t j = 0; j < count; ++j) {
+      const std::size_t i = index[j];
+      before[j] = base[i];
+      after[j] = next[i];
+      if constexpr (kUpdate) base[i] = next[i];
+    }
+    return;
+  }
+  for (std::size_t i = begin; i < end; i += 32) {
+    const __m512i a = _mm512_loadu_si512(base + i), b = _mm512_loadu_si512(next + i);
+    const __mmask32 mask = _mm512_cmpneq_epi16_mask(a, b);
+    const unsigned changed = static_cast<unsigned>(_mm_popcnt_u32(mask));
+    store_lanes_u16(before, _mm512_maskz_compress_epi16(mask, a), changed);
+    store_lanes_u16(after, _mm512_maskz_compress_epi16(mask, b), changed);
+    if constexpr (kUpdate) _mm512_storeu_si512(base + i, b);
+    before += changed;
+    after += changed;
+  }
+}
+
 template <bool kUpdate>
 inline void diff_u16_avx512(std::uint16_t* base, const std::uint16_t* next, std::size_t n,
                             Changes<std::uint16_t>& out) {
-  constexpr std::size_t kChunk = 4096;
-  alignas(64) std::uint16_t local[kChunk + 64];
+  alignas(64) std::uint16_t local[kDiffChunk + 64];
   alignas(64) std::uint16_t iota[32];
   for (std::uint16_t j = 0; j < 32; ++j) iota[j] = j;
   const __m512i first = _mm512_load_si512(iota), step = _mm512_set1_epi16(32);
@@ -69,25 +106,24 @@ inline void diff_u16_avx512(std::uint16_t* base, const std::uint16_t* next, std:
   std::uint16_t* const after = out.after;
   std::size_t k = out.count;
   const std::size_t whole = n & ~std::size_t{31};
-  for (std::size_t start = 0; start < whole; start += kChunk) {
-    const std::size_t end = std::min(start + kChunk, whole);
+  for (std::size_t start = 0; start < whole; start += kDiffChunk) {
+    const std::size_t end = std::min(start + kDiffChunk, whole);
     std::size_t m = 0;
     __m512i position = first;
     for (std::size_t i = start; i < end; i += 32) {
       const __m512i a = _mm512_loadu_si512(base + i), b = _mm512_loadu_si512(next + i);
       const __mmask32 mask = _mm512_cmpneq_epi16_mask(a, b);
-      _mm512_storeu_si512(local + m, _mm512_maskz_compress_epi16(mask, position));
-      _mm512_storeu_si512(before + k + m, _mm512_maskz_compress_epi16(mask, a));
-      _mm512_storeu_si512(after + k + m, _mm512_maskz_compress_epi16(mask, b));
-      if constexpr (kUpdate) _mm512_storeu_si512(base + i, b);
+      const unsigned count = static_cast<unsigned>(_mm_popcnt_u32(mask));
+      store_lanes_u16(local + m, _mm512_maskz_compress_epi16(mask, position), count);
       position = _mm512_add_epi16(position, step);
-      m += static_cast<std::size_t>(_mm_popcnt_u32(mask));
+      m += count;
     }
     const __m512i offset = _mm512_set1_epi32(static_cast<int>(start));
     for (std::size_t j = 0; j < m; j += 16) {
       const __m256i narrow = _mm256_load_si256(reinterpret_cast<const __m256i*>(local + j));
       _mm512_storeu_si512(index + k + j, _mm512_add_epi32(_mm512_cvtepu16_epi32(narrow), offset));
     }
+    take_units<kUpdate>(base, next, start, end, index + k, m, before + k, after + k);
     k += m;
   }
   for (std::size_t i = whole; i < n; ++i) {
@@ -113,7 +149,7 @@ inline void diff(T* base, const T* next, std::size_t n, bool update, Changes<T>&
   diff_portable(base, next, n, update, out);
 }
 
-// As diff, and also the class of each changed unit and its rank among the units of that class.
+// As diff, and also the rank of each changed unit among the units of its class.
 template <class T>
 inline void diff_ranks_portable(T* base, const T* next, std::size_t first, std::size_t n,
                                 bool update, const BlockParams& p, Changes<T>& out) {
@@ -132,7 +168,6 @@ inline void diff_ranks_portable(T* base, const T* next, std::size_t first, std::
                     out.index[k] = static_cast<std::uint32_t>(first + start + t);
                     out.before[k] = a[t];
                     out.after[k] = b[t];
-                    out.classes[k] = static_cast<std::uint8_t>(c);
                     out.rank[k] = out.class_units[c] + popcount64(masks[c] & low_bits(t));
                     ++k;
                   }
@@ -159,51 +194,46 @@ inline std::size_t diff_ranks_u16_avx512(std::uint16_t* base, const std::uint16_
   std::uint32_t* const ranks = out.rank;
   std::uint16_t* const before = out.before;
   std::uint16_t* const after = out.after;
-  std::uint8_t* const classes_out = out.classes;
   std::size_t k = out.count;
   const std::size_t whole = n & ~std::size_t{63};
-  for (std::size_t i = 0; i < whole; i += 64) {
-    const __m512i a0 = _mm512_loadu_si512(base + i), a1 = _mm512_loadu_si512(base + i + 32);
-    const __m512i b0 = _mm512_loadu_si512(next + i), b1 = _mm512_loadu_si512(next + i + 32);
-    const __mmask32 m0 = _mm512_cmpneq_epi16_mask(a0, b0), m1 = _mm512_cmpneq_epi16_mask(a1, b1);
-    const std::uint64_t changed = std::uint64_t{m0} | std::uint64_t{m1} << 32;
-    const unsigned count0 = static_cast<unsigned>(_mm_popcnt_u32(m0));
-    const unsigned count = static_cast<unsigned>(_mm_popcnt_u64(changed));
-    const __m512i classes = vectors.classes(a0, a1);
-    __m512i mask0, mask1;
-    vectors.masks(classes, &mask0, &mask1);
-    _mm512_storeu_si512(before + k, _mm512_maskz_compress_epi16(m0, a0));
-    _mm512_storeu_si512(before + k + count0, _mm512_maskz_compress_epi16(m1, a1));
-    _mm512_storeu_si512(after + k, _mm512_maskz_compress_epi16(m0, b0));
-    _mm512_storeu_si512(after + k + count0, _mm512_maskz_compress_epi16(m1, b1));
-    if constexpr (kUpdate) {
-      _mm512_storeu_si512(base + i, b0);
-      _mm512_storeu_si512(base + i + 32, b1);
+  for (std::size_t begin = 0; begin < whole; begin += kDiffChunk) {
+    const std::size_t end = std::min(begin + kDiffChunk, whole);
+    const std::size_t k_begin = k;
+    for (std::size_t i = begin; i < end; i += 64) {
+      const __m512i a0 = _mm512_loadu_si512(base + i), a1 = _mm512_loadu_si512(base + i + 32);
+      const __m512i b0 = _mm512_loadu_si512(next + i), b1 = _mm512_loadu_si512(next + i + 32);
+      const std::uint64_t changed = std::uint64_t{_mm512_cmpneq_epi16_mask(a0, b0)} |
+                                    std::uint64_t{_mm512_cmpneq_epi16_mask(a1, b1)} << 32;
+      const unsigned count = static_cast<unsigned>(_mm_popcnt_u64(changed));
+      const __m512i classes = vectors.classes(a0, a1);
+      __m512i mask0, mask1;
+      vectors.masks(classes, &mask0, &mask1);
+      __m512i where = _mm512_maskz_compress_epi8(changed, lanes);
+      __m512i which = _mm512_maskz_compress_epi8(changed, classes);
+      const __m256i start = _mm256_set1_epi32(static_cast<int>(i));
+      for (unsigned done = 0;;) {
+        const __m512i t = _mm512_cvtepu8_epi64(_mm512_castsi512_si128(where));
+        const __m512i c = _mm512_cvtepu8_epi64(_mm512_castsi512_si128(which));
+        const __m512i mask = _mm512_permutex2var_epi64(mask0, c, mask1);
+        const __m512i units = _mm512_permutex2var_epi64(units0, c, units1);
+        const __m512i below = _mm512_sub_epi64(_mm512_sllv_epi64(one, t), one);
+        const __m512i rank =
+            _mm512_add_epi64(units, _mm512_popcnt_epi64(_mm512_and_si512(mask, below)));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(ranks + k + done),
+                            _mm512_cvtepi64_epi32(rank));
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(index + k + done),
+                            _mm256_add_epi32(start, _mm512_cvtepi64_epi32(t)));
+        done += 8;
+        if (done >= count) break;
+        where = _mm512_alignr_epi64(_mm512_setzero_si512(), where, 1);
+        which = _mm512_alignr_epi64(_mm512_setzero_si512(), which, 1);
+      }
+      units0 = _mm512_add_epi64(units0, _mm512_popcnt_epi64(mask0));
+      units1 = _mm512_add_epi64(units1, _mm512_popcnt_epi64(mask1));
+      k += count;
     }
-    __m512i where = _mm512_maskz_compress_epi8(changed, lanes);
-    __m512i which = _mm512_maskz_compress_epi8(changed, classes);
-    _mm512_storeu_si512(classes_out + k, which);
-    const __m256i start = _mm256_set1_epi32(static_cast<int>(i));
-    for (unsigned done = 0;;) {
-      const __m512i t = _mm512_cvtepu8_epi64(_mm512_castsi512_si128(where));
-      const __m512i c = _mm512_cvtepu8_epi64(_mm512_castsi512_si128(which));
-      const __m512i mask = _mm512_permutex2var_epi64(mask0, c, mask1);
-      const __m512i units = _mm512_permutex2var_epi64(units0, c, units1);
-      const __m512i below = _mm512_sub_epi64(_mm512_sllv_epi64(one, t), one);
-      const __m512i rank =
-          _mm512_add_epi64(units, _mm512_popcnt_epi64(_mm512_and_si512(mask, below)));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(ranks + k + done),
-                          _mm512_cvtepi64_epi32(rank));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(index + k + done),
-                          _mm256_add_epi32(start, _mm512_cvtepi64_epi32(t)));
-      done += 8;
-      if (done >= count) break;
-      where = _mm512_alignr_epi64(_mm512_setzero_si512(), where, 1);
-      which = _mm512_alignr_epi64(_mm512_setzero_si512(), which, 1);
-    }
-    units0 = _mm512_add_epi64(units0, _mm512_popcnt_epi64(mask0));
-    units1 = _mm512_add_epi64(units1, _mm512_popcnt_epi64(mask1));
-    k += count;
+    take_units<kUpdate>(base, next, begin, end, index + k_begin, k - k_begin, before + k_begin,
+                        after + k_begin);
   }
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.class_units), _mm512_cvtepi64_epi32(units0));
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(out.class_units + 8),

@@ -200,9 +200,14 @@ inline void plan_fast(const Changes<T>& changes, std::size_t n, Scratch& s, Spar
 
 // Stable order by class; fills the sorted lists of the scratch. ends[c] is where class c ends.
 template <class T, bool kRanks>
-inline void sort_by_class(const Changes<T>& changes, Scratch& s, std::uint32_t ends[kNumClasses]) {
+inline void sort_by_class(const Changes<T>& changes, const BlockParams& p, Scratch& s,
+                          std::uint32_t ends[kNumClasses]) {
+  // Whole words: the lists have 64 spare units.
+  for (std::size_t i = 0; i < changes.count; i += 64) {
+    class_bytes64(changes.before + i, p.class_shift, p.class_base, s.classes + i);
+  }
   std::uint32_t counts[kNumClasses] = {};
-  for (std::size_t i = 0; i < changes.count; ++i) ++counts[changes.classes[i]];
+  for (std::size_t i = 0; i < changes.count; ++i) ++counts[s.classes[i]];
   std::uint32_t next[kNumClasses], sum = 0;
   for (int c = 0; c < kNumClasses; ++c) {
     next[c] = sum;
@@ -212,7 +217,7 @@ inline void sort_by_class(const Changes<T>& changes, Scratch& s, std::uint32_t e
   T* before = reinterpret_cast<T*>(s.before_sorted);
   T* after = reinterpret_cast<T*>(s.after_sorted);
   for (std::size_t i = 0; i < changes.count; ++i) {
-    const std::uint32_t at = next[changes.classes[i]]++;
+    const std::uint32_t at = next[s.classes[i]]++;
     before[at] = changes.before[i];
     after[at] = changes.after[i];
     if constexpr (kRanks) s.rank_sorted[at] = changes.rank[i];
@@ -220,15 +225,15 @@ inline void sort_by_class(const Changes<T>& changes, Scratch& s, std::uint32_t e
 }
 
 template <class T>
-inline void plan_by_class(const Changes<T>& changes, std::size_t n, Mode mode, Scratch& s,
-                          SparsePlan& plan) {
+inline void plan_by_class(const Changes<T>& changes, std::size_t n, Mode mode,
+                          const BlockParams& p, Scratch& s, SparsePlan& plan) {
   plan.num_changes = static_cast<std::uint32_t>(changes.count);
   SparsePlanner planner(s, plan);
   std::uint32_t ends[kNumClasses];
   if (mode == Mode::kSmall) {
-    sort_by_class<T, true>(changes, s, ends);
+    sort_by_class<T, true>(changes, p, s, ends);
   } else {
-    sort_by_class<T, false>(changes, s, ends);
+    sort_by_class<T, false>(changes, p, s, ends);
     planner.positions(changes.index, plan.num_changes, static_cast<std::uint32_t>(n));
   }
   unsigned present = 0;
@@ -271,19 +276,23 @@ inline void write_sparse(const SparsePlan& plan, const Scratch& s,
   payload->resize(size);
 }
 
+// Whether a profile codes so many changes with ranks within classes (section 10).
+inline bool uses_ranks(Profile profile, std::size_t count, std::size_t n) {
+  return profile == Profile::kSmall || (profile == Profile::kAuto && 512 * count < n);
+}
+
 // Plans and writes the sparse candidate of a profile; returns its mode.
 template <class T>
-inline Mode encode_sparse(const Changes<T>& changes, std::size_t n, Profile profile, Scratch& s,
-                          std::vector<std::uint8_t>* payload) {
+inline Mode encode_sparse(const Changes<T>& changes, std::size_t n, const BlockParams& p,
+                          Scratch& s, std::vector<std::uint8_t>* payload) {
   SparsePlan plan;
-  if (profile == Profile::kFast) {
+  if (p.profile == Profile::kFast) {
     plan_fast(changes, n, s, plan);
     write_sparse(plan, s, payload);
     return Mode::kFast;
   }
-  const bool is_small = profile == Profile::kSmall || 512 * changes.count < n;
-  const Mode mode = is_small ? Mode::kSmall : Mode::kBalanced;
-  plan_by_class(changes, n, mode, s, plan);
+  const Mode mode = uses_ranks(p.profile, changes.count, n) ? Mode::kSmall : Mode::kBalanced;
+  plan_by_class(changes, n, mode, p, s, plan);
   if (changes.count <= 2048) {
     SparsePlan fast;
     plan_fast(changes, n, s, fast);
@@ -292,28 +301,43 @@ inline Mode encode_sparse(const Changes<T>& changes, std::size_t n, Profile prof
       return Mode::kFast;
     }
     plan = SparsePlan();  // both plans use the same lists
-    plan_by_class(changes, n, mode, s, plan);
+    plan_by_class(changes, n, mode, p, s, plan);
   }
   write_sparse(plan, s, payload);
   return mode;
 }
 
 // The base of a block is gone once it was overwritten: positions and old values bring it back.
-// Layout: u32 number of units or 0xFFFFFFFF for a whole block, positions, values.
+// Layout: u32 number of units or 0xFFFFFFFF for a whole block; u32 end of each page of 65,536 units
+// in the lists; the low 16 bits of the positions; the old values.
 template <class T>
 inline void write_undo(const Changes<T>& changes, const T* next, std::size_t n,
                        std::vector<std::uint8_t>* undo) {
   const std::size_t k = changes.count;
-  const bool whole = k * (4 + sizeof(T)) >= n * sizeof(T);
+  const std::size_t pages = (n - 1) / kUndoPageUnits + 1;
+  const std::size_t list_bytes = 4 * pages + k * (2 + sizeof(T));
+  const bool whole = list_bytes >= n * sizeof(T);
   const std::uint32_t head = whole ? 0xFFFFFFFFu : static_cast<std::uint32_t>(k);
   const auto append = [undo](const void* data, std::size_t size) {
     const auto* bytes = static_cast<const std::uint8_t*>(data);
     undo->insert(undo->end(), bytes, bytes + size);
   };
-  undo->reserve(4 + (whole ? n * sizeof(T) : k * (4 + sizeof(T))));
+  undo->reserve(4 + (whole ? n * sizeof(T) : list_bytes));
   append(&head, 4);
   if (!whole) {
-    append(changes.index, 4 * k);
+    for (std::size_t page = 1; page <= pages; ++page) {
+      const auto* stop = std::lower_bound(changes.index, changes.index + k, page * kUndoPageUnits);
+      const auto end = static_cast<std::uint32_t>(stop - changes.index);
+      append(&end, 4);
+    }
+    std::uint16_t low[1024];
+    for (std::size_t i = 0; i < k; i += 1024) {
+      const std::size_t count = std::min<std::size_t>(1024, k - i);
+      for (std::size_t j = 0; j < count; ++j) {
+        low[j] = static_cast<std::uint16_t>(changes.index[i + j]);
+      }
+      append(low, 2 * count);
+    }
     append(changes.before, k * sizeof(T));
     return;
   }
@@ -323,17 +347,35 @@ inline void write_undo(const Changes<T>& changes, const T* next, std::size_t n,
   }
 }
 
+// The changes of a block, with ranks if its profile needs them. Profile auto does so for few changes
+// only, and their number is known afterwards: the guess is that this block is like the one before.
 template <class T>
-inline Status encode_block(const EncodeJob& job, Scratch& s, Digest& partial, EncodedBlock* out) {
+inline Changes<T> find_changes(const EncodeJob& job, Scratch& s) {
   const std::size_t n = job.num_units;
+  const Profile profile = job.params.profile;
   T* base = reinterpret_cast<T*>(job.base);
   const T* next = reinterpret_cast<const T*>(job.next);
   Changes<T> changes(s);
-  if (job.params.profile == Profile::kFast) {
+  if (profile == Profile::kFast || (profile == Profile::kAuto && !s.expects_ranks)) {
     diff(base, next, n, job.update, changes);
-  } else {
-    diff_ranks(base, next, n, job.update, job.params, changes);
+    if (changes.count == 0) return changes;
+    s.expects_ranks = uses_ranks(profile, changes.count, n);
+    if (!s.expects_ranks) return changes;
+    for (std::size_t i = 0; job.update && i < changes.count; ++i) {
+      base[changes.index[i]] = changes.before[i];
+    }
+    changes = Changes<T>(s);
   }
+  diff_ranks(base, next, n, job.update, job.params, changes);
+  if (changes.count != 0) s.expects_ranks = uses_ranks(profile, changes.count, n);
+  return changes;
+}
+
+template <class T>
+inline Status encode_block(const EncodeJob& job, Scratch& s, Digest& partial, EncodedBlock* out) {
+  const std::size_t n = job.num_units;
+  const T* next = reinterpret_cast<const T*>(job.next);
+  const Changes<T> changes = find_changes<T>(job, s);
   const std::size_t k = changes.count;
   out->num_changed = k;
   out->mode = Mode::kUnchanged;
@@ -344,7 +386,7 @@ inline Status encode_block(const EncodeJob& job, Scratch& s, Digest& partial, En
   const std::size_t raw_bytes = n * sizeof(T);
   bool has_payload = false;
   if (job.params.has_base || 8 * k < n) {
-    out->mode = encode_sparse(changes, n, job.params.profile, s, &out->payload);
+    out->mode = encode_sparse(changes, n, job.params, s, &out->payload);
     has_payload = true;
   }
   if constexpr (sizeof(T) > 1) {

@@ -6,7 +6,7 @@ from collections.abc import MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from gymfast.delta.apply_live import Executor, LiveReceiver, build, check_writable
+from gymfast.delta.apply_live import Executor, LiveReceiver, check_writable, new_slot, write_blocks
 from gymfast.delta.apply_plan import (
     Action,
     Step,
@@ -128,7 +128,7 @@ def verify(
     check_new_root(parsed)
     for step in unplanned(parsed):
         if step.record.kind in (Kind.ADDED, Kind.REPLACED):
-            build(step, select(backend), num_threads(threads))
+            write_blocks([(new_slot(step), step)], select(backend), num_threads(threads))
     return _info(frame, parsed)
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ import numpy as np
 from gymfast.delta.apply_plan import Action, Spec, Step
 from gymfast.delta.backends import Backend
 from gymfast.delta.geometry import Geometry
-from gymfast.delta.records import Digest
+from gymfast.delta.records import BlocksRecord, Digest
 from gymfast.delta.state import Rows, Slot, State, zero_rows
 from gymfast.delta.tensors import Tensor, like, overlapping, why_not_live, zeros
+from gymfast.delta.workers import OrderedWorkers
 from gymfast.errors import BudgetError, ChecksumError, FormatError
 
 _RESULT_MISMATCH = 61
@@ -94,7 +96,8 @@ class Executor:
 
     def run(self) -> None:
         """All steps. Raises ChecksumError if it fails half way: the state is then inconsistent."""
-        built = {s.name: self._build(s) for s in self._of(Action.BUILD)}
+        built = {s.name: new_slot(s) for s in self._of(Action.BUILD)}
+        self._write(built, list(self._of(Action.BUILD)))
         if self._reset:
             self._rows = {
                 s.name: zero_rows(s.name, s.record.geometry) for s in self._of(Action.PATCH)
@@ -102,8 +105,10 @@ class Executor:
         if not built and all(s.action in (Action.KEEP, Action.SKIP) for s in self._steps):
             return
         with _half_written(self._state):
-            for step in self._of(Action.PATCH):
-                self._patch(step)
+            patches = list(self._of(Action.PATCH))
+            for step in patches:
+                self._prepare(step)
+            self._write(self._state.slots, patches)
             self._state.slots.update(built)
             for step in self._of(Action.COPY):
                 self._copy(step)
@@ -117,20 +122,17 @@ class Executor:
     def _of(self, action: Action) -> Iterator[Step]:
         return (step for step in self._steps if step.action is action)
 
-    def _build(self, step: Step) -> Slot:
-        slot, num_changed = build(step, self._state.backend, self._state.threads)
-        self.num_changed += num_changed
-        return slot
+    def _write(self, slots: Mapping[str, Slot], steps: list[Step]) -> None:
+        pairs = [(slots[step.name], step) for step in steps]
+        self.num_changed += write_blocks(pairs, self._state.backend, self._state.threads)
 
-    def _patch(self, step: Step) -> None:
+    def _prepare(self, step: Step) -> None:
         slot = self._state.slots[step.name]
         if self._reset:
             slot.tensor.data[:] = 0
             slot.geometry = step.record.geometry
             slot.rows = self._rows.pop(step.name)
         self._state.use_geometry(step.name, step.record.geometry)
-        state = self._state
-        self.num_changed += write_blocks(slot, step, state.backend, state.threads)
 
     def _copy(self, step: Step) -> None:
         slot, target = self._state.slots[step.name], self._state.slots[step.record.target]
@@ -149,11 +151,10 @@ class Executor:
             del mapping[step.name]
 
 
-def build(step: Step, backend: Backend, threads: int) -> tuple[Slot, int]:
-    """A new tensor, decoded from zeros, and the number of its units that are not zero.
+def new_slot(step: Step) -> Slot:
+    """A tensor of zeros for the blocks of a step.
 
-    Raises FormatError and ChecksumError if the blocks do not give the digest that END states,
-    BudgetError if there is no memory for a tensor of that size.
+    Raises BudgetError if there is no memory for a tensor of that size.
     """
     geometry = step.record.geometry
     rows = zero_rows(step.name, geometry)
@@ -165,27 +166,49 @@ def build(step: Step, backend: Backend, threads: int) -> tuple[Slot, int]:
             "memory: nothing was written; free memory, or apply to a checkpoint "
             "(gymfast.delta.checkpoint)"
         ) from error
-    slot = Slot(tensor, geometry, rows)
-    return slot, write_blocks(slot, step, backend, threads)
+    return Slot(tensor, geometry, rows)
 
 
-def write_blocks(slot: Slot, step: Step, backend: Backend, threads: int) -> int:
-    """Units changed, once all blocks of a step are in place and give the digest of END."""
+def write_blocks(pairs: Sequence[tuple[Slot, Step]], backend: Backend, threads: int) -> int:
+    """Units changed, once all blocks of all steps are in place and give the digests of END.
+
+    Raises FormatError and ChecksumError for the first block or tensor that is not as the frame
+    says; other tensors may be written then, and no thread writes any more.
+    """
+    workers: OrderedWorkers[tuple[Slot, Step], int]
+    workers = OrderedWorkers(threads, sum(len(step.blocks) for _, step in pairs))
+
+    def jobs() -> Iterator[tuple[tuple[Slot, Step], Callable[[], int] | None]]:
+        for slot, step in pairs:
+            for section in step.blocks:
+                job = partial(_write_section, slot, step, section, backend, workers.job_threads)
+                yield (slot, step), job
+            yield (slot, step), None
+
     num_changed = 0
-    with naming(step.name):
-        for section in step.blocks:
-            num_changed += backend.apply_blocks(
-                slot.tensor.data,
-                section.body,
-                slot.geometry,
-                step.params,
-                slot.rows,
-                section.first_block,
-                section.num_blocks,
-                threads,
-            )
-        check_result(slot.digest, step)
+    for (slot, step), count in workers.run(jobs()):
+        num_changed += count or 0
+        if count is None:
+            with naming(step.name):
+                check_result(slot.digest, step)
     return num_changed
+
+
+def _write_section(
+    slot: Slot, step: Step, section: BlocksRecord, backend: Backend, threads: int
+) -> int:
+    """Called on any thread."""
+    with naming(step.name):
+        return backend.apply_blocks(
+            slot.tensor.data,
+            section.body,
+            slot.geometry,
+            step.params,
+            slot.rows,
+            section.first_block,
+            section.num_blocks,
+            threads,
+        )
 
 
 def check_result(found: Digest, step: Step) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Literal
 
 from gymfast.delta.backends import select
-from gymfast.delta.encode_pass import EncodePass, EncodeStats, Options, Undo
+from gymfast.delta.encode_pass import EncodePass, EncodeStats, Options
 from gymfast.delta.encode_plan import plan_frame, refuse_shared
 from gymfast.delta.frame import PROFILES
 from gymfast.delta.state import State, num_threads
 from gymfast.delta.tensors import Weights
+from gymfast.delta.undo import Undo, UndoMemory
 
 __all__ = ["EncodeStats", "Encoder", "Profile", "encode", "profile_index"]
 Profile = Literal["auto", "fast", "small"]
@@ -54,10 +55,12 @@ def encode(
 class Encoder:
     """Encodes versions against a state that it keeps up to date in the same pass.
 
-    Between `encode` and `commit` the way back is kept: at most 6 bytes per changed unit of 2
-    bytes (8 per unit of 4) or the changed blocks, whichever is less, plus the tensors that were
-    replaced or removed, plus 16 bytes per block. Tensors that are new, or no longer tied, get
-    memory of the state's own. Not thread-safe.
+    Between `encode` and `commit` the way back is kept: at most 4 bytes per changed unit of 2
+    bytes (6 per unit of 4) or the changed blocks, whichever is less, plus the tensors that were
+    replaced or removed, plus 16 bytes per block and 4 per 65,536 units. Of it, memory up to a
+    sixteenth of the state stays allocated for the next version. Tensors that are new, or no
+    longer tied, get memory of the state's own. With several threads up to two sections (16 MiB
+    of weights each) per thread are encoded ahead of the one taken. Not thread-safe.
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Encoder:
         )
         self._pass: EncodePass | None = None
         self._undo: Undo | None = None
+        self._memory = UndoMemory(sum(s.tensor.num_bytes for s in state.slots.values()) // 16)
         self._stats = EncodeStats(0, 0, 0, 0, 0.0)
 
     @property
@@ -109,7 +113,7 @@ class Encoder:
             raise ValueError("the state is read-only: make it with State.copy_of")
         entries = plan_frame(self._state, new)
         refuse_shared(self._state, entries)
-        undo = Undo(dict(self._state.slots))
+        undo = Undo(dict(self._state.slots), self._memory)
         one_pass = EncodePass(self._state, entries, self._options, update=True, undo=undo)
         self._undo, self._pass = undo, one_pass
         self._state.is_consistent = False
@@ -131,12 +135,15 @@ class Encoder:
         update of a block and the note of how to undo it. The state is then marked inconsistent.
         """
         if self._undo is not None:
-            self._undo.run(self._state, self._options)
+            if self._pass is not None:
+                self._pass.close()
+            self._undo.run(self._state, self._options.backend, self._options.threads)
             self._state.is_consistent = True
         self._close()
 
     def _close(self) -> None:
         self._stats = self.stats
         if self._pass is not None:
-            self._pass.is_closed = True
+            self._pass.close()
         self._undo = self._pass = None
+        self._memory.clear()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -12,11 +13,11 @@ from gymfast.delta.authentication import check_key
 from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
 from gymfast.delta.encode_plan import Entry
 from gymfast.delta.frame import FAST, EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
-from gymfast.delta.geometry import Geometry
 from gymfast.delta.records import Digest
-from gymfast.delta.state import Rows, Slot, State
-from gymfast.delta.tensors import U8, Tensor, as_tensor, zeros
-from gymfast.errors import GymfastError
+from gymfast.delta.state import Slot, State
+from gymfast.delta.tensors import Tensor, as_tensor, zeros
+from gymfast.delta.undo import Undo
+from gymfast.delta.workers import OrderedWorkers
 
 
 @dataclass(frozen=True)
@@ -43,45 +44,6 @@ class Options:
         check_key(self.key)
 
 
-@dataclass
-class Undo:
-    """The way back from a pass: slots as they were, and what to write into changed memory."""
-
-    slots: dict[str, Slot]
-    rows: list[tuple[Rows, Rows]] = field(default_factory=list)
-    blocks: list[tuple[U8, Geometry, bytes]] = field(default_factory=list)
-    pending: tuple[str, Slot, int, int] | None = None
-
-    def run(self, state: State, options: Options) -> None:
-        """Puts the state back; safe to repeat after an interruption.
-
-        Raises GymfastError if an interrupt came between an update and the note of it.
-        """
-        self._check_pending(options)
-        for data, geometry, blob in reversed(self.blocks):
-            options.backend.rollback_blocks(data, blob, geometry)
-        for rows, saved in self.rows:
-            rows[:] = saved
-        state.slots = dict(self.slots)
-
-    def _check_pending(self, options: Options) -> None:
-        """An interrupted section is harmless if its blocks still are what their digests say."""
-        if self.pending is None:
-            return
-        name, slot, first, count = self.pending
-        saved = next(saved for rows, saved in self.rows if rows is slot.rows)
-        found = options.backend.digest_blocks(
-            slot.tensor.data, slot.geometry, options.threads, first, count
-        )
-        if not np.array_equal(found, saved[first : first + count]):
-            raise GymfastError(
-                f"tensor {name!r}: an interrupt came between the update of blocks {first} to "
-                f"{first + count - 1} and the note of their old values: the state cannot be rolled "
-                "back; make a new one and publish an anchor"
-            )
-        self.pending = None
-
-
 class EncodePass:
     """One pass over all tensors; with `update` the slots of the state become those of new."""
 
@@ -94,11 +56,15 @@ class EncodePass:
         update: bool,
         undo: Undo | None = None,
     ) -> None:
+        """A pass over the entries; undo is needed with update."""
         self._state = state
         self._entries = entries
         self._options = options
         self._update = update
-        self._undo = undo or Undo({})
+        self._undo = undo
+        sections = sum(-(-e.geometry.num_blocks // e.geometry.section_blocks()) for e in entries)
+        self._workers: OrderedWorkers[_Place, EncodedBlocks]
+        self._workers = OrderedWorkers(options.threads, sections)
         self._writer = FrameWriter(options.backend.check64, options.key)
         self._zeros = np.zeros(0, np.uint8)
         self._slots: dict[str, Slot] = {}
@@ -118,6 +84,11 @@ class EncodePass:
         c = self._counts
         return EncodeStats(c["raw"], c["frame"], c["changed"], c["units"], self._seconds)
 
+    def close(self) -> None:
+        """Ends the pass: no job runs any more and its iterator raises."""
+        self._workers.stop()
+        self.is_closed = True
+
     def sections(self) -> Iterator[bytes]:
         """The bytes of the frame, a section at a time."""
         for section in self._sections():
@@ -130,13 +101,19 @@ class EncodePass:
     def _sections(self) -> Iterator[bytes]:
         self._prepare()
         yield self._writer.header(self._options.profile, len(self._entries))
-        ends = []
-        for ordinal, entry in enumerate(self._entries):
-            if entry.kind in (Kind.ALIAS, Kind.REMOVED):
+        ends: list[EndEntry] = []
+        num_changed = 0
+        for place, encoded in self._workers.run(self._jobs()):
+            entry, first, count = place.entry, place.first_block, place.num_blocks
+            if encoded is None and not place.is_end:
+                num_changed = 0
                 yield self._writer.tensor(_record(entry, self._params[entry.name]))
-                ends.append(self._end_of(entry))
+            elif encoded is None:
+                ends.append(self._end_of(entry, num_changed))
             else:
-                ends.append((yield from self._tensor(ordinal, entry)))
+                num_changed += encoded.num_changed
+                if encoded.body:
+                    yield self._writer.blocks(len(ends), first, count, encoded.body)
         base_root = self._base_root
         new_root = root_of(self._new_entries())
         if self._update:
@@ -171,10 +148,22 @@ class EncodePass:
                     self._state.untie(entry.name)
                 taken.add(id(self._state.slots[entry.name]))
 
-    def _end_of(self, entry: Entry) -> EndEntry:
+    def _end_of(self, entry: Entry, num_changed: int) -> EndEntry:
+        """What END says of a tensor whose blocks are all done."""
         if entry.kind is Kind.ALIAS:
             return EndEntry(Status.ALIAS)
-        return EndEntry(Status.REMOVED, self._base_digests[entry.name])
+        base_digest = self._base_digests.get(entry.name)
+        if entry.kind is Kind.REMOVED:
+            return EndEntry(Status.REMOVED, base_digest)
+        digest = self._digests[entry.name] = self._slots[entry.name].digest
+        self._counts["raw"] += entry.geometry.num_bytes
+        self._counts["units"] += entry.geometry.num_units
+        self._counts["changed"] += num_changed
+        if entry.kind is Kind.DELTA:
+            status = Status.CHANGED if num_changed else Status.UNCHANGED
+        else:
+            status = Status.ADDED if entry.kind is Kind.ADDED else Status.REPLACED
+        return EndEntry(status, base_digest, None if status is Status.UNCHANGED else digest)
 
     def _block_params(self, entry: Entry) -> BlockParams:
         """The class parameters of a tensor, from its base if it has one of this dtype and shape."""
@@ -187,38 +176,29 @@ class EncodePass:
             shift, base = self._options.backend.class_params(slot.tensor.data, unit_bytes)
         return BlockParams(self._options.profile, shift, base, has_base)
 
-    def _tensor(self, ordinal: int, entry: Entry) -> Generator[bytes, None, EndEntry]:
-        """TENSOR and BLOCKS sections; returns what END says of the tensor."""
-        new = as_tensor(entry.value, entry.name)
-        params = self._block_params(entry)
-        yield self._writer.tensor(_record(entry, params))
-        base_digest = self._base_digests.get(entry.name)
-        slot = self._slot(entry)
-        num_changed = 0
-        geometry = entry.geometry
-        step = geometry.section_blocks()
-        for first in range(0, geometry.num_blocks, step):
-            count = min(step, geometry.num_blocks - first)
-            encoded = self._blocks(entry, slot, new, params, (first, count))
-            num_changed += encoded.num_changed
-            if encoded.body:
-                yield self._writer.blocks(ordinal, first, count, encoded.body)
-        self._slots[entry.name] = slot
-        self._digests[entry.name] = slot.digest
-        self._counts["raw"] += geometry.num_bytes
-        self._counts["units"] += geometry.num_units
-        self._counts["changed"] += num_changed
-        if entry.kind is Kind.DELTA:
-            status = Status.CHANGED if num_changed else Status.UNCHANGED
-        else:
-            status = Status.ADDED if entry.kind is Kind.ADDED else Status.REPLACED
-        return EndEntry(status, base_digest, None if status is Status.UNCHANGED else slot.digest)
+    def _jobs(self) -> Iterator[tuple[_Place, Callable[[], EncodedBlocks] | None]]:
+        """Begin, sections and end of each tensor in order; a job encodes one section."""
+        for entry in self._entries:
+            if entry.kind in (Kind.ALIAS, Kind.REMOVED):
+                yield _Place(entry), None
+                yield _Place(entry, is_end=True), None
+                continue
+            new = as_tensor(entry.value, entry.name)
+            params = self._params[entry.name] = self._block_params(entry)
+            slot = self._slots[entry.name] = self._slot(entry)
+            yield _Place(entry), None
+            step = entry.geometry.section_blocks()
+            for first in range(0, entry.geometry.num_blocks, step):
+                count = min(step, entry.geometry.num_blocks - first)
+                job = partial(self._blocks, entry, slot, new, params, first, count)
+                yield _Place(entry, first, count), job
+            yield _Place(entry, is_end=True), None
 
     def _slot(self, entry: Entry) -> Slot:
         """Where a tensor is encoded against: its base, or zeros that become (with update) new."""
         if entry.kind is Kind.DELTA:
             slot = self._state.slots[entry.name]
-            if not self._update:
+            if self._undo is None:
                 return Slot(slot.tensor, slot.geometry, slot.rows.copy())
             self._undo.rows.append((slot.rows, slot.rows.copy()))
             return slot
@@ -232,27 +212,38 @@ class EncodePass:
         return Slot(tensor, entry.geometry, rows)
 
     def _blocks(
-        self, entry: Entry, slot: Slot, new: Tensor, params: BlockParams, span: tuple[int, int]
+        self, entry: Entry, slot: Slot, new: Tensor, params: BlockParams, first: int, count: int
     ) -> EncodedBlocks:
-        """The blocks of one section; span is first block and number of blocks."""
-        data, needs_undo = slot.tensor.data, self._update and entry.kind is Kind.DELTA
-        if needs_undo:
-            self._undo.pending = (entry.name, slot, *span)
+        """The blocks of one section; called on any thread."""
+        undo = self._undo if entry.kind is Kind.DELTA else None
+        if undo is not None:
+            undo.pending[entry.name, first] = slot, count
         encoded = self._options.backend.encode_blocks(
-            data,
+            slot.tensor.data,
             new.data,
             slot.geometry,
             params,
             slot.rows,
-            *span,
+            first,
+            count,
             update=self._update,
-            undo=needs_undo,
-            threads=self._options.threads,
+            undo=undo is not None,
+            threads=self._workers.job_threads,
         )
-        if needs_undo:
-            self._undo.blocks.append((data, slot.geometry, encoded.undo))
-            self._undo.pending = None
+        if undo is not None:
+            undo.blocks.append((slot.tensor.data, slot.geometry, undo.memory.keep(encoded.undo)))
+            del undo.pending[entry.name, first]
         return encoded
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where in the frame a job belongs: begin or end of a tensor, or blocks of it."""
+
+    entry: Entry
+    first_block: int = 0
+    num_blocks: int = 0
+    is_end: bool = False
 
 
 def _record(entry: Entry, params: BlockParams) -> TensorRecord:

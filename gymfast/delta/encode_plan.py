@@ -16,7 +16,10 @@ MAX_DIMS = 32
 
 @dataclass(frozen=True)
 class Entry:
-    """One tensor of the frame to be written; value is what the caller passed, None if removed."""
+    """One tensor of the frame to be written; value is what the caller passed, None if removed.
+
+    `memory` tells which values share their bytes, as gymfast.delta.tensors.identity does.
+    """
 
     kind: Kind
     name: str
@@ -25,6 +28,7 @@ class Entry:
     geometry: Geometry
     value: Any = field(default=None, repr=False)
     target: str = ""
+    memory: Identity | None = field(default=None, repr=False)
 
 
 def plan_frame(state: State, new: Weights) -> list[Entry]:
@@ -40,7 +44,8 @@ def plan_frame(state: State, new: Weights) -> list[Entry]:
     for name, value in items:
         key = identity(value)
         target = first.setdefault(key, name) if key else name
-        entries.append(_entry(state, check_name(name), value, target if target != name else ""))
+        target = "" if target == name else target
+        entries.append(_entry(state, check_name(name), value, target, key))
     names = {entry.name for entry in entries}
     removed = [name for name in state.slots if name not in names]
     for name in removed:
@@ -49,7 +54,7 @@ def plan_frame(state: State, new: Weights) -> list[Entry]:
     return entries
 
 
-def _entry(state: State, name: str, value: Any, target: str) -> Entry:
+def _entry(state: State, name: str, value: Any, target: str, memory: Identity | None) -> Entry:
     dtype, shape = spec_of(value, name)
     if len(shape) > MAX_DIMS:
         raise ValueError(f"tensor {name!r} has {len(shape)} dims, expected at most {MAX_DIMS}")
@@ -59,7 +64,9 @@ def _entry(state: State, name: str, value: Any, target: str) -> Entry:
     else:
         kind = Kind.ADDED if slot is None else Kind.REPLACED
         geometry = state.plan(dtype, shape)
-    return Entry(Kind.ALIAS if target else kind, name, dtype, shape, geometry, value, target)
+    return Entry(
+        Kind.ALIAS if target else kind, name, dtype, shape, geometry, value, target, memory
+    )
 
 
 def refuse_shared(state: State, entries: list[Entry]) -> None:
@@ -67,7 +74,7 @@ def refuse_shared(state: State, entries: list[Entry]) -> None:
     tensors = {id(s): (n, s.tensor) for n, s in state.slots.items() if s.tensor.num_bytes}
     ranges = sorted((t.address, t.address + t.num_bytes, n) for n, t in tensors.values())
     for entry in entries:
-        key = identity(entry.value)
+        key = entry.memory
         if key is None or not isinstance(key[0], int):
             continue
         start, end = key[0], key[0] + max(1, entry.geometry.num_bytes)

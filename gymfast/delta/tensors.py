@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -75,7 +75,7 @@ class Tensor:
         """Size of the tensor."""
         return self.data.size
 
-    @property
+    @cached_property
     def address(self) -> int:
         """Where data begins in memory."""
         return int(self.data.__array_interface__["data"][0])
@@ -121,6 +121,7 @@ def spec_of(value: Any, name: str = "value") -> tuple[str, tuple[int, ...]]:
     )
 
 
+@lru_cache(maxsize=2**16)
 def check_name(name: object) -> str:
     """The name itself, if a frame can carry it.
 

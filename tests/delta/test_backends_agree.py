@@ -96,6 +96,40 @@ def test_large_blocks_are_equal(cpu, unit_bytes: int, density: float, profile: i
     assert np.array_equal(data, case.new)
 
 
+@cache
+def changing_case(unit_bytes: int) -> tuple[Case, EncodedBlocks]:
+    """Profile auto over blocks that need ranks (few changes), need none, or did not change."""
+    rng = np.random.default_rng(unit_bytes)
+    block = 8192
+    counts = [3, 5, 900, 2, 0, 4, 3000, 0, 900, 700, 1]
+    base = (rng.standard_normal(block * len(counts)) * 0.02).astype("<f4").view("<u4")
+    base = (base >> (32 - 8 * unit_bytes)).astype(f"<u{unit_bytes}")
+    new = base.copy()
+    for i, count in enumerate(counts):
+        new[i * block + rng.choice(block, count, replace=False)] += 1
+    geometry = Geometry(base.size, unit_bytes, base.size, 1, block)
+    case = Case(base.view(np.uint8), new.view(np.uint8), geometry, 0)
+    return case, encode(select("reference"), case)
+
+
+@pytest.mark.parametrize("unit_bytes", [1, 2, 4])
+@pytest.mark.parametrize("update", [False, True])
+@pytest.mark.parametrize("start", [0, 2])
+def test_auto_does_not_depend_on_the_blocks_before(cpu, unit_bytes, update, start) -> None:
+    case, expected = changing_case(unit_bytes)
+    for first in (start, 0, start):  # scratch memory remembers what the last block was like
+        base, digests = case.base.copy(), cpu.digest_blocks(case.base, case.geometry, 1)
+        count = case.geometry.num_blocks - first
+        args = (case.new, case.geometry, case.params(cpu), digests)
+        found = cpu.encode_blocks(base, *args, first, count, update=update, undo=update, threads=1)
+        if first == 0:
+            assert found.body == expected.body
+        begin = first * 8192 * unit_bytes
+        assert np.array_equal(base[begin:], (case.new if update else case.base)[begin:])
+        cpu.rollback_blocks(base, found.undo, case.geometry)
+        assert np.array_equal(base, case.base)
+
+
 def apply_outcome(backend: Backend, case: Case, body: bytes) -> bytes | None:
     """The resulting bytes, or None if the body was refused."""
     data = case.base.copy()

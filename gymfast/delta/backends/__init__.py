@@ -81,7 +81,7 @@ class Backend(Protocol):
         for what rollback_blocks takes. If it raises, base and digests are as they were.
         """
 
-    def rollback_blocks(self, base: U8, undo: bytes, geometry: Geometry) -> None:
+    def rollback_blocks(self, base: U8, undo: bytes | memoryview, geometry: Geometry) -> None:
         """Puts back what base held before the encode_blocks(update=True) that returned undo."""
 
     def apply_blocks(

@@ -69,7 +69,7 @@ class CpuBackend:
         )
         return EncodedBlocks(body, num_changed, log)
 
-    def rollback_blocks(self, base: U8, undo: bytes, geometry: Geometry) -> None:
+    def rollback_blocks(self, base: U8, undo: bytes | memoryview, geometry: Geometry) -> None:
         """Puts back the old values of an undo blob of this back end."""
         _core.rollback_blocks(base, undo, *_flat(geometry))
 

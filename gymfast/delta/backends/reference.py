@@ -93,7 +93,7 @@ class ReferenceBackend:
         body = b"".join(tables + payloads) if where.size else b""
         return EncodedBlocks(body, where.size, log.tobytes() if undo else b"")
 
-    def rollback_blocks(self, base: U8, undo: bytes, geometry: Geometry) -> None:
+    def rollback_blocks(self, base: U8, undo: bytes | memoryview, geometry: Geometry) -> None:
         """Puts back the old values of an undo blob of this back end."""
         log = np.frombuffer(undo, "<i8").reshape(-1, 2)
         units = unit_view(_checked(base, geometry), geometry.unit_bytes)
