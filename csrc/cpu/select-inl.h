@@ -101,6 +101,9 @@ struct ClassWindow {
     if constexpr (sizeof(T) == 2) {
       const ClassVectors vectors(p.class_shift, p.class_base);
       __m512i sum0 = _mm512_setzero_si512(), sum1 = sum0;
+      alignas(64) std::uint16_t lowest[32] = {};  // low 16 bits of eight lanes of each sum
+      for (std::uint16_t c = 0; c < 16; ++c) lowest[c] = static_cast<std::uint16_t>(4 * c);
+      const __m512i narrow = _mm512_load_si512(lowest);
       for (; 64 * words + 64 <= count; ++words) {
         const __m512i classes = vectors.classes(_mm512_loadu_si512(units + 64 * words),
                                                 _mm512_loadu_si512(units + 64 * words + 32));
@@ -110,9 +113,9 @@ struct ClassWindow {
         _mm512_store_si512(masks[words] + 8, mask1);
         sum0 = _mm512_add_epi64(sum0, _mm512_popcnt_epi64(mask0));
         sum1 = _mm512_add_epi64(sum1, _mm512_popcnt_epi64(mask1));
-        _mm_store_si128(reinterpret_cast<__m128i*>(before[words + 1]), _mm512_cvtepi64_epi16(sum0));
-        _mm_store_si128(reinterpret_cast<__m128i*>(before[words + 1] + 8),
-                        _mm512_cvtepi64_epi16(sum1));
+        _mm256_store_si256(
+            reinterpret_cast<__m256i*>(before[words + 1]),
+            _mm512_castsi512_si256(_mm512_permutex2var_epi16(sum0, narrow, sum1)));
       }
       return words;
     }
@@ -134,9 +137,26 @@ struct ClassWindow {
 template <class T>
 inline void count_classes(const T* units, std::size_t n, const BlockParams& p,
                           std::uint32_t counts[kNumClasses]) {
-  ClassWindow window;
   std::memset(counts, 0, kNumClasses * sizeof(std::uint32_t));
-  for (std::size_t i = 0; i < n; i += 4096) {
+  std::size_t i = 0;
+#if GYMFAST_LEVEL == 2
+  if constexpr (sizeof(T) == 2) {
+    const ClassVectors vectors(p.class_shift, p.class_base);
+    __m512i sum0 = _mm512_setzero_si512(), sum1 = sum0;
+    for (; i + 64 <= n; i += 64) {
+      __m512i mask0, mask1;
+      vectors.masks(
+          vectors.classes(_mm512_loadu_si512(units + i), _mm512_loadu_si512(units + i + 32)),
+          &mask0, &mask1);
+      sum0 = _mm512_add_epi64(sum0, _mm512_popcnt_epi64(mask0));
+      sum1 = _mm512_add_epi64(sum1, _mm512_popcnt_epi64(mask1));
+    }
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(counts), _mm512_cvtepi64_epi32(sum0));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(counts + 8), _mm512_cvtepi64_epi32(sum1));
+  }
+#endif
+  ClassWindow window;
+  for (; i < n; i += 4096) {
     window.fill(units + i, std::min<std::size_t>(4096, n - i), p);
     for (int c = 0; c < kNumClasses; ++c) counts[c] += window.total(c);
   }
