@@ -66,8 +66,8 @@ inline void store_lanes_u16(std::uint16_t* out, __m512i lanes, unsigned count) {
   }
 }
 
-// Second pass over the units [begin, end) of a chunk: old and new values of the `count` changed units
-// listed in `index`, and the update of the base.
+// Second pass over the units [begin, end) of a chunk: old and new values of the `count` changed
+// units listed in `index`, and the update of the base.
 template <bool kUpdate>
 inline void take_units(std::uint16_t* base, const std::uint16_t* next, std::size_t begin,
                        std::size_t end, const std::uint32_t* index, std::size_t count,

@@ -225,8 +225,8 @@ inline void sort_by_class(const Changes<T>& changes, const BlockParams& p, Scrat
 }
 
 template <class T>
-inline void plan_by_class(const Changes<T>& changes, std::size_t n, Mode mode,
-                          const BlockParams& p, Scratch& s, SparsePlan& plan) {
+inline void plan_by_class(const Changes<T>& changes, std::size_t n, Mode mode, const BlockParams& p,
+                          Scratch& s, SparsePlan& plan) {
   plan.num_changes = static_cast<std::uint32_t>(changes.count);
   SparsePlanner planner(s, plan);
   std::uint32_t ends[kNumClasses];
@@ -347,8 +347,9 @@ inline void write_undo(const Changes<T>& changes, const T* next, std::size_t n,
   }
 }
 
-// The changes of a block, with ranks if its profile needs them. Profile auto does so for few changes
-// only, and their number is known afterwards: the guess is that this block is like the one before.
+// The changes of a block, with ranks if its profile needs them. Profile auto does so for few
+// changes only, and their number is known afterwards: the guess is that this block is like the one
+// before.
 template <class T>
 inline Changes<T> find_changes(const EncodeJob& job, Scratch& s) {
   const std::size_t n = job.num_units;

@@ -113,9 +113,8 @@ struct ClassWindow {
         _mm512_store_si512(masks[words] + 8, mask1);
         sum0 = _mm512_add_epi64(sum0, _mm512_popcnt_epi64(mask0));
         sum1 = _mm512_add_epi64(sum1, _mm512_popcnt_epi64(mask1));
-        _mm256_store_si256(
-            reinterpret_cast<__m256i*>(before[words + 1]),
-            _mm512_castsi512_si256(_mm512_permutex2var_epi16(sum0, narrow, sum1)));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(before[words + 1]),
+                           _mm512_castsi512_si256(_mm512_permutex2var_epi16(sum0, narrow, sum1)));
       }
       return words;
     }
