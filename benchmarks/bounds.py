@@ -1,4 +1,7 @@
-"""Plain copies, compares and reads on the same buffers: bounds.cpp, compiled on the fly."""
+"""Plain copies, compares and reads on the same buffers, and the codec's fused pass alone.
+
+bounds.cpp and fused.cpp are compiled on the fly.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,11 @@ from numpy.typing import NDArray
 
 Bits = NDArray[np.uint16]
 
-SOURCE = Path(__file__).with_name("bounds.cpp")
+_HERE = Path(__file__).parent
+_CSRC = _HERE.parent / "csrc"
+SOURCES = [_HERE / "bounds.cpp", _HERE / "fused.cpp", _CSRC / "format" / "digest.cpp"]
 FLAGS = ["-O3", "-march=native", "-std=c++20", "-Wall", "-Wextra", "-shared", "-fPIC", "-pthread"]
+_INCLUDES = [f"-I{_CSRC}", f"-I{_HERE}"]
 
 
 def compiler() -> str:
@@ -33,7 +39,8 @@ def _library() -> ctypes.CDLL:
         output = Path(folder) / "bounds.so"
         # On x86 gcc would take 256-bit vectors; the codec under test uses 512.
         wide = ["-mprefer-vector-width=512"] if os.uname().machine == "x86_64" else []
-        subprocess.run([compiler(), *FLAGS, *wide, str(SOURCE), "-o", str(output)], check=True)
+        command = [compiler(), *FLAGS, *_INCLUDES, *wide, *map(str, SOURCES), "-o", str(output)]
+        subprocess.run(command, check=True)
         library = ctypes.CDLL(str(output))
     pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
     for name, arguments, result in (
@@ -41,6 +48,7 @@ def _library() -> ctypes.CDLL:
         ("bounds_stream_copy", [pointer, pointer, size, number], ctypes.c_int),
         ("bounds_compare", [pointer, pointer, size, number], ctypes.c_uint64),
         ("bounds_read", [pointer, size, number], ctypes.c_uint64),
+        ("bounds_fused", [pointer, pointer, size, size, pointer], ctypes.c_uint64),
     ):
         function = getattr(library, name)
         function.argtypes, function.restype = arguments, result
@@ -64,3 +72,15 @@ def compare(left: Bits, right: Bits, threads: int = 1) -> int:
 
 def read(source: Bits, threads: int = 1) -> int:
     return int(_library().bounds_read(source.ctypes.data, source.nbytes, threads))
+
+
+def fused(base: Bits, new: Bits, block_units: int) -> tuple[int, tuple[int, int]]:
+    """Compare, list changes, update base and digest, without packing: units changed, digest step.
+
+    The digest step is what the two sums of the digest of one tensor of these bytes change by.
+    """
+    step = (ctypes.c_uint64 * 2)()
+    changed = _library().bounds_fused(
+        base.ctypes.data, new.ctypes.data, new.size, block_units, ctypes.addressof(step)
+    )
+    return int(changed), (step[0], step[1])

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import numpy as np
 
+from benchmarks import bounds
 from benchmarks.codec import Buffers, Codec
 from benchmarks.data import Pair
 from gymfast.delta.apply import apply as delta_apply
@@ -110,6 +111,12 @@ class Gymfast(Codec):
                         *(slot.tensor.data, body, slot.geometry, params[name], slot.rows),
                         *(first, count, self.threads),
                     )
+
+    def fused_pass(self) -> None:
+        """Compare, list of changes, snapshot and digests of all blocks, nothing packed."""
+        for name, array in self._live.items():
+            block_units = self.state.slots[name].geometry.tile_cols
+            bounds.fused(array.reshape(-1), self.new[name].reshape(-1), block_units)
 
     def reset_blocks(self) -> None:
         """Old bytes and old digests; the State itself stays what it was."""

@@ -12,7 +12,7 @@ from benchmarks.targets import Target
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 _BOUNDS = ("memcpy", "stream copy", "compare", "read", "xxh3-128")
-_OTHER = ("encode blocks", "apply blocks", "attach", "verify", "first apply")
+_OTHER = ("fused pass", "encode blocks", "apply blocks", "attach", "verify", "first apply")
 
 
 def write_csv(path: Path, rows: Iterable[Row], stamp: dict[str, str]) -> None:

@@ -22,6 +22,7 @@ from benchmarks.peers import PEERS
 
 BOUNDS = ("memcpy", "stream copy", "compare", "read", "xxh3-128")
 NATIVE = ("encode blocks", "apply blocks")
+FUSED = "fused pass"
 RECEIVER = ("attach", "verify", "first apply")  # after all others: they leave the State stale
 
 
@@ -103,6 +104,8 @@ def plan(settings: Settings) -> Iterator[Case]:
                 yield Case(source, codec, "apply", threads)
                 if issubclass(codec, Gymfast):
                     yield from (Case(source, codec, op, threads) for op in NATIVE)
+                if codec is Fast and threads == 1:
+                    yield Case(source, codec, FUSED, threads)
                 if codec is Fast:
                     yield from (Case(source, codec, op, threads) for op in RECEIVER)
 
@@ -193,7 +196,7 @@ def _time_codec(benchmark: Any, settings: Settings, subject: Subject, case: Case
         timer = _timer(benchmark, settings, subject, codec.pair, case.threads)
         samples = timer.measure(*_steps(codec, case.op))
         columns = samples.summary(codec.pair.num_bytes, codec.pair.new_flat.nbytes)
-    if case.op not in (*NATIVE, *RECEIVER):
+    if case.op not in (*NATIVE, FUSED, *RECEIVER):
         columns |= {
             "frame_bytes": coded.frame_bytes,
             "saving": 1 - coded.frame_bytes / subject.pair.num_bytes,
@@ -214,6 +217,7 @@ def _steps(codec: Codec, op: str) -> tuple[Callable[[], Any], Callable[[], Any]]
     return {
         "encode blocks": (codec.encode_blocks, codec.reset_blocks),
         "apply blocks": (codec.apply_blocks, codec.reset_blocks),
+        FUSED: (codec.fused_pass, codec.reset_blocks),
         "attach": (codec.attach, codec.reset_blocks),
         "verify": (codec.verify, codec.reset_blocks),
         "first apply": (codec.first_apply, codec.reset_first_apply),

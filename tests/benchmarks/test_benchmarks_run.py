@@ -43,7 +43,7 @@ def test_driver_prints_one_json_document_with_all_rows(document):
     assert {"coo+zstd-1+xxh3", "int32+bf16", "pcodec", "xor+blosc2", "xor+lz4"} < codecs
     ops = {row["op"] for row in rows}
     assert {"memcpy", "stream copy", "compare", "read", "encode", "apply", "attach"} <= ops
-    assert {"first apply", "verify", "encode blocks", "apply blocks"} <= ops
+    assert {"first apply", "verify", "encode blocks", "apply blocks", "fused pass"} <= ops
     for row in rows:
         assert row["rounds"] >= 5
         assert row["wall_p10_s"] <= row["wall_s"] <= row["wall_p90_s"]
