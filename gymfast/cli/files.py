@@ -1,4 +1,4 @@
-"""Output files of commands: complete or absent, never in place of another by accident."""
+"""Files of commands: outputs complete or absent, never in place of another by accident; keys."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ def check_output(
         raise FileExistsError(errno.EEXIST, "the output exists already: give --force", str(path))
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+
+
+def read_key_file(path: Path) -> bytes:
+    """The key in a file: its bytes, without one line end (LF or CRLF) if it ends with one.
+
+    Nothing else is left out: any key can be written exactly, with CRLF behind it.
+    Raises OSError. How long a key has to be is for whoever uses it to say.
+    """
+    key = path.read_bytes()
+    return key.removesuffix(b"\r\n" if key.endswith(b"\r\n") else b"\n")
 
 
 @contextmanager
