@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -52,24 +51,30 @@ def read_key_file(path: Path) -> bytes:
 def new_file(path: Path, *, is_forced: bool) -> Iterator[BinaryIO]:
     """A stream whose bytes become the file `path`, durably, when the block ends well.
 
-    Whatever goes wrong, also a full disk, leaves `path` as it was. Raises FileExistsError if
-    somebody made `path` meanwhile and it is not to be replaced.
+    Whatever goes wrong, also a full disk, leaves `path` as it was. What a killed process left of
+    an earlier try is removed. Raises FileExistsError if somebody made `path` meanwhile and it is
+    not to be replaced.
     """
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    from gymfast.delta.temporary import make_temporary, sweep
+
+    temporary = path
     try:
-        with temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        if is_forced:
-            temporary.replace(path)
-        else:
-            _rename_new(temporary, path)
-        _sync_folder(path.absolute().parent)
+        sweep(path)
+        temporary, fd = make_temporary(path)
+        with os.fdopen(fd, "wb") as stream:
+            try:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+                if is_forced:
+                    temporary.replace(path)
+                else:
+                    _rename_new(temporary, path)
+                _sync_folder(path.absolute().parent)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise _with_name(error, path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise _with_name(error, path, temporary) from error
 
 
 def _rename_new(temporary: Path, path: Path) -> None:
@@ -89,9 +94,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _with_name(error: OSError, path: Path) -> OSError:
+def _with_name(error: OSError, path: Path, temporary: Path) -> OSError:
     """The error, told with the name that the user gave instead of the temporary's."""
-    if error.errno is None or (error.filename and ".part" not in str(error.filename)):
+    if error.errno is None or (error.filename and str(temporary) != str(error.filename)):
         return error
     hint = {errno.ENOSPC: "; free some space", errno.EDQUOT: "; free some space"}
     return type(error)(

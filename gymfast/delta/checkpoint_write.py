@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import secrets
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +22,7 @@ from gymfast.delta.safetensors_files import (
     resolve_shard,
 )
 from gymfast.delta.safetensors_header import Header, HeaderEntry, build_header
+from gymfast.delta.temporary import make_temporary, remove, sweep
 from gymfast.delta.tensors import U8
 from gymfast.errors import BudgetError, FormatError, GymfastError
 
@@ -90,13 +88,12 @@ class CheckpointWriter:
         _check_out(out, is_directory=self._is_directory)
         sweep(out)
         _check_space(out, sum(shard.num_bytes for shard in shards))
-        self._temporary = out.parent / f"{_prefix(out)}{secrets.token_hex(4)}"
+        self._temporary: Path  # from __enter__ on
 
     def __enter__(self) -> CheckpointWriter:
+        self._temporary, fd = make_temporary(self._out, is_directory=self._is_directory)
+        self._fds.append(fd)
         try:
-            if self._is_directory:
-                self._temporary.mkdir()
-                self._fds.append(_locked(self._temporary, os.O_RDONLY | os.O_DIRECTORY))
             for shard in self._shards:
                 self._create(shard)
         except BaseException:
@@ -137,9 +134,10 @@ class CheckpointWriter:
         sync_directory(self._out.parent)
 
     def _create(self, shard: ShardPlan) -> None:
-        path = self._temporary / shard.name if self._is_directory else self._temporary
-        fd = _locked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        self._fds.append(fd)
+        if self._is_directory:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._fds.append(os.open(self._temporary / shard.name, flags, 0o666))
+        fd = self._fds[-1]
         write_all(fd, shard.start, 0)
         os.ftruncate(fd, shard.num_bytes)
         for entry in shard.header.tensors:
@@ -147,9 +145,12 @@ class CheckpointWriter:
 
     def _abort(self) -> None:
         """Removes what was not committed."""
-        while self._fds:
+        while len(self._fds) > 1:
             os.close(self._fds.pop())
-        _remove(self._temporary)
+        try:
+            remove(self._temporary)
+        finally:
+            os.close(self._fds.pop())  # the lock, last
 
     def _index_text(self) -> bytes:
         assert self._source is not None
@@ -190,44 +191,6 @@ def writes_directory(out: Path, source: Checkpoint | None) -> bool:
 def single_name(out: Path, source: Checkpoint | None) -> str:
     """The name of the file if there is only one."""
     return DEFAULT_NAME if writes_directory(out, source) else out.name
-
-
-def sweep(out: Path) -> None:
-    """Removes what killed writers left beside out; what a live one works on is locked."""
-    for path in _leftovers(out):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fd = _locked(path, os.O_RDONLY)
-            try:
-                _log.info("removing %s, which a killed process left", path)
-                _remove(path)
-            finally:
-                os.close(fd)
-
-
-def _leftovers(out: Path) -> Iterator[Path]:
-    prefix = _prefix(out)
-    return (path for path in out.parent.iterdir() if path.name.startswith(prefix))
-
-
-def _prefix(out: Path) -> str:
-    return f".{out.name}.gymfast-"
-
-
-def _locked(path: Path, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
 
 
 def _check_out(out: Path, *, is_directory: bool) -> None:

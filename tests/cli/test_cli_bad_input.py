@@ -25,7 +25,7 @@ def assert_refused(result: Result, code: int, *words: str, out: str | Path = OUT
     for word in words:
         assert word in message, result
     assert not os.path.lexists(out)
-    left = [p.name for p in Path().rglob("*") if ".part" in p.name or ".tmp" in p.name]
+    left = [p.name for p in Path().rglob("*") if ".gymfast-" in p.name or ".tmp" in p.name]
     assert left == []
 
 
