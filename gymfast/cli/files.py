@@ -17,24 +17,43 @@ def check_output(
     *,
     inputs: Mapping[str, Path],
     is_forced: bool,
+    is_directory: bool = False,
     hint: str = "choose another name",
 ) -> None:
     """Refuse an output that is one of the inputs, exists (unless forced) or has no folder.
+
+    is_directory tells what it will be; one that exists has to be of that sort, and a directory
+    empty: force replaces files, never a directory with whatever else is in it.
 
     Raises ValueError or FileExistsError with what to do.
     """
     for name, source in inputs.items():
         if _is_same(path, source):
             raise ValueError(f"the output {path} is {name} itself: {hint}")
-    if path.is_dir():
-        if any(path.iterdir()):
-            raise FileExistsError(
-                errno.EEXIST, "a directory that is not empty: choose another name", str(path)
-            )
+    if is_directory and os.path.lexists(path):
+        _check_directory(path)
+    elif path.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, "a directory, and the output is a file: choose another name", str(path)
+        )
     elif path.exists() and not is_forced:
         raise FileExistsError(errno.EEXIST, "the output exists already: give --force", str(path))
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
+
+
+def _check_directory(path: Path) -> None:
+    if path.is_symlink() or not path.is_dir():
+        raise NotADirectoryError(
+            errno.ENOTDIR, "not a directory, and the output is one: choose another name", str(path)
+        )
+    if any(path.iterdir()):
+        raise FileExistsError(
+            errno.EEXIST,
+            "a directory that is not empty, which --force does not replace: choose another name, "
+            "or remove it",
+            str(path),
+        )
 
 
 def read_key_file(path: Path) -> bytes:

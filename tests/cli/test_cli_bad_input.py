@@ -147,6 +147,31 @@ def test_an_output_directory_that_is_not_empty_is_refused(frame: Path, gymfast: 
     assert gymfast("delta", "apply", "old", frame, "-o", "empty").code == 0
 
 
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "forced"])
+def test_an_output_of_another_sort_is_refused_before_anything_is_read(
+    force: tuple[str, ...], frame: Path, gymfast: Gymfast, monkeypatch
+) -> None:
+    Path("file").write_bytes(b"mine")
+    Path("empty").mkdir()
+    Path("empty.safetensors").mkdir()
+    Path("link").symlink_to("empty")
+    Path("dangling").symlink_to("nowhere")
+    for name in ("apply_checkpoint", "encode_checkpoint"):
+        monkeypatch.setattr(f"gymfast.delta.checkpoint.{name}", None)
+    for call, words in (
+        (("apply", "old", frame, "-o", "file"), "not a directory, and the output is one"),
+        (("apply", "old", frame, "-o", "link"), "not a directory"),
+        (("apply", "old", frame, "-o", "dangling"), "not a directory"),
+        (("apply", "old", frame, "-o", "new"), "--force does not replace"),
+        (("apply", "old.safetensors", frame, "-o", "empty.safetensors"), "the output is a file"),
+        (("encode", "old", "new", "-o", "empty"), "the output is a file"),
+        (("encode", "old", "new", "-o", "new"), "is NEW itself"),
+    ):
+        result = gymfast("delta", *call, *force)
+        assert_refused(result, 1, words, str(call[-1]))
+    assert Path("file").read_bytes() == b"mine"
+
+
 def test_an_output_that_could_not_be_read_again_is_refused(frame: Path, gymfast: Gymfast) -> None:
     result = gymfast("delta", "apply", "old.safetensors", frame, "-o", "out.bin")
     assert_refused(result, 2, "out.bin", ".safetensors", out="out.bin")

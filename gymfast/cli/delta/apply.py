@@ -65,7 +65,13 @@ def command(
                 base, file, threads=threads, progress=advance, key=key
             )
         else:
-            check_output(out, inputs={"BASE": base, "FILE": file}, is_forced=force, hint=_HINT)
+            check_output(
+                out,
+                inputs={"BASE": base, "FILE": file},
+                is_forced=force,
+                is_directory=base.is_dir(),
+                hint=_HINT,
+            )
             report = checkpoint.apply_checkpoint(
                 base, file, out, threads=threads, progress=advance, key=key
             )
