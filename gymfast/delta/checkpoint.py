@@ -2,11 +2,12 @@
 
 A tensor passes through windows of whole blocks (about 2^23 units), however large it is. Resident
 are two windows of at most 32 MiB each (more only for a tiled tensor whose row of tiles is larger),
-the sections at hand, the headers, and for `apply_checkpoint` the frame itself.
+the section of the frame at hand and the headers. A frame that is in memory already stays there.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,7 +30,7 @@ from gymfast.delta.files import os_errors
 from gymfast.delta.frame import Kind, ParsedFrame
 from gymfast.delta.in_place import apply_checkpoint_in_place
 from gymfast.delta.journal import recover
-from gymfast.delta.parse import Frame, parse_file
+from gymfast.delta.parse import Frame, open_frame
 from gymfast.delta.records import Digest
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.tensors import U8
@@ -95,10 +96,9 @@ def apply_checkpoint(
     Raises FormatError (also as ChecksumError, CoverageError) for damaged input or another base,
     BudgetError if the disk is too small, GymfastError for what the system says.
     """
-    parsed = parse_file(frame, backend, key)
     codec, out = Codec.of(backend, threads), Path(out)
-    source = None if base is None else Checkpoint.open(base)
-    try:
+    with open_frame(frame, backend, key) as parsed, ExitStack() as stack:
+        source = None if base is None else stack.enter_context(Checkpoint.open(base))
         window, meter = Window(most_bytes(parsed, source)), _meter(parsed, source, progress)
         receiver = CheckpointReceiver(source, codec, window, meter)
         steps = plan_steps(parsed, receiver)
@@ -107,10 +107,7 @@ def apply_checkpoint(
             copier = _Copier(receiver, writer, meter)
             num_changed = copier.run(steps)
             writer.commit()
-    finally:
-        if source is not None:
-            source.close()
-    return report_of(parsed, steps, set(receiver.specs()), num_changed)
+        return report_of(parsed, steps, set(receiver.specs()), num_changed)
 
 
 def digest_checkpoint(
