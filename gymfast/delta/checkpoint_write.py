@@ -14,6 +14,7 @@ from types import TracebackType
 from gymfast.delta.apply_plan import Step
 from gymfast.delta.files import read_into, read_whole, sync_directory, write_all
 from gymfast.delta.frame import Kind
+from gymfast.delta.journal import journal_path, recover
 from gymfast.delta.safetensors_files import (
     DEFAULT_NAME,
     INDEX_SUFFIX,
@@ -24,7 +25,7 @@ from gymfast.delta.safetensors_files import (
 from gymfast.delta.safetensors_header import Header, HeaderEntry, build_header
 from gymfast.delta.temporary import make_temporary, remove, sweep
 from gymfast.delta.tensors import U8
-from gymfast.errors import BudgetError, FormatError, GymfastError
+from gymfast.errors import BudgetError, FormatError, GymfastError, NotFoundError
 
 _SIDE_FILE_BYTES = 2**25  # configuration and tokenizer go along, other weights do not
 _log = logging.getLogger(__name__)
@@ -76,8 +77,8 @@ class CheckpointWriter:
     def __init__(self, out: Path, shards: list[ShardPlan], source: Checkpoint | None) -> None:
         """A writer of a directory if out is to be one, else of a single file.
 
-        Raises GymfastError if out is there and cannot be replaced, BudgetError if the disk is too
-        small, OSError.
+        Raises GymfastError if out is there and cannot be replaced, ConflictError if another
+        process updates it in place, BudgetError if the disk is too small, OSError.
         """
         self._out = out
         self._is_directory = writes_directory(out, source)
@@ -86,6 +87,8 @@ class CheckpointWriter:
         self._places: dict[str, tuple[int, HeaderEntry]] = {}
         self._fds: list[int] = []
         _check_out(out, is_directory=self._is_directory)
+        if not self._is_directory:
+            _settle_journal(out)
         sweep(out)
         _check_space(out, sum(shard.num_bytes for shard in shards))
         self._temporary: Path  # from __enter__ on
@@ -200,6 +203,17 @@ def _check_out(out: Path, *, is_directory: bool) -> None:
         )
     if not is_directory and out.is_dir():
         raise GymfastError(f"{out} is a directory, the base is a file: name a file")
+
+
+def _settle_journal(out: Path) -> None:
+    """Completes an update of the file that is to be replaced: its journal would play on the new."""
+    try:
+        recover(out)
+    except NotFoundError as error:
+        raise GymfastError(
+            f"{journal_path(out)} is the journal of a file that is gone, and would change a new "
+            "one of that name: delete it, or put the file back"
+        ) from error
 
 
 def _check_space(out: Path, num_bytes: int) -> None:

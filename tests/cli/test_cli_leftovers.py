@@ -68,7 +68,10 @@ def test_what_a_live_encode_writes_stays(files: Path, gymfast: Gymfast) -> None:
 
 def test_other_names_and_other_sorts_of_files_stay(files: Path, gymfast: Gymfast) -> None:
     Path("target").write_bytes(b"mine")
-    for name in ("step.gfd.gymfast-0123abcd", ".step.gfd.gymfast-0123abcd.bak"):
+    for name in (
+        *("step.gfd.gymfast-0123abcd", ".step.gfd.gymfast-0123abcd.bak"),
+        ".step.gfd.gymfast-journal",
+    ):
         Path(name).write_bytes(b"mine")
     Path(".step.gfd.gymfast-0123ABCD").write_bytes(b"mine")
     Path(".step.gfd.gymfast-aaaaaaaa").symlink_to("target")
