@@ -22,8 +22,8 @@ def check_output(
 ) -> None:
     """Refuse an output that is one of the inputs, exists (unless forced) or has no folder.
 
-    is_directory tells what it will be; one that exists has to be of that sort, and a directory
-    empty: force replaces files, never a directory with whatever else is in it.
+    is_directory tells what it will be; one that exists has to be of that sort. Whether a directory
+    holds nothing but a checkpoint that may be replaced is for its writer to say.
 
     Raises ValueError or FileExistsError with what to do.
     """
@@ -31,7 +31,7 @@ def check_output(
         if _is_same(path, source):
             raise ValueError(f"the output {path} is {name} itself: {hint}")
     if is_directory and os.path.lexists(path):
-        _check_directory(path)
+        _check_directory(path, is_forced=is_forced)
     elif path.is_dir():
         raise IsADirectoryError(
             errno.EISDIR, "a directory, and the output is a file: choose another name", str(path)
@@ -42,16 +42,16 @@ def check_output(
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
 
 
-def _check_directory(path: Path) -> None:
+def _check_directory(path: Path, *, is_forced: bool) -> None:
     if path.is_symlink() or not path.is_dir():
         raise NotADirectoryError(
             errno.ENOTDIR, "not a directory, and the output is one: choose another name", str(path)
         )
-    if any(path.iterdir()):
+    if any(path.iterdir()) and not is_forced:
         raise FileExistsError(
             errno.EEXIST,
-            "a directory that is not empty, which --force does not replace: choose another name, "
-            "or remove it",
+            "a directory that is not empty: choose another name, or give --force to replace the "
+            "checkpoint in it",
             str(path),
         )
 

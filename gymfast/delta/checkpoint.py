@@ -24,7 +24,7 @@ from gymfast.delta.checkpoint_stream import (
     most_bytes,
     reader,
 )
-from gymfast.delta.checkpoint_write import CheckpointWriter, plan_shards, single_name
+from gymfast.delta.checkpoint_write import CheckpointWriter, check_out, plan_shards, single_name
 from gymfast.delta.encode import EncodeStats, Profile, profile_index
 from gymfast.delta.files import os_errors
 from gymfast.delta.frame import Kind, ParsedFrame
@@ -86,10 +86,12 @@ def apply_checkpoint(
     threads: int | None = None,
     progress: Progress | None = None,
     key: bytes | None = None,
+    replace: bool = False,
 ) -> ApplyReport:
     """Writes the checkpoint that a frame makes of base to `out`, whole or not at all.
 
-    `out` is a file if base is one, else a directory (new or empty) with the same shards; tensors
+    `out` is a file if base is one, else a directory (new or empty, or with `replace` one of
+    nothing but a checkpoint, removed when the new one is there) with the same shards; tensors
     that are added go to the last. Small other files of the directory go along. base None is for
     anchors. The base is read twice: for its digests, before anything is written, and for the
     copy. With a key a frame that the holder of the key did not encode is refused, unread.
@@ -99,11 +101,16 @@ def apply_checkpoint(
     codec, out = Codec.of(backend, threads), Path(out)
     with open_frame(frame, backend, key) as parsed, ExitStack() as stack:
         source = None if base is None else stack.enter_context(Checkpoint.open(base))
+        with os_errors("write checkpoint", out):
+            check_out(out, source, replace=replace)
         window, meter = Window(most_bytes(parsed, source)), _meter(parsed, source, progress)
         receiver = CheckpointReceiver(source, codec, window, meter)
         steps = plan_steps(parsed, receiver)
         shards = plan_shards(source, steps, single_name(out, source))
-        with os_errors("write checkpoint", out), CheckpointWriter(out, shards, source) as writer:
+        with (
+            os_errors("write checkpoint", out),
+            CheckpointWriter(out, shards, source, replace=replace) as writer,
+        ):
             copier = _Copier(receiver, writer, meter)
             num_changed = copier.run(steps)
             writer.commit()

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gymfast.delta.apply_plan import Step
+from gymfast.delta.checkpoint_replace import files_to_replace, put_back, replace_directory
 from gymfast.delta.files import read_into, read_whole, sync_directory, write_all
 from gymfast.delta.frame import Kind
 from gymfast.delta.journal import journal_path, recover
@@ -74,8 +75,17 @@ def _shard(name: str, entries: Iterable[Entry], metadata: dict[str, str]) -> Sha
 class CheckpointWriter:
     """Writes the files of a checkpoint; they appear at `out` when it is committed."""
 
-    def __init__(self, out: Path, shards: list[ShardPlan], source: Checkpoint | None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        shards: list[ShardPlan],
+        source: Checkpoint | None,
+        *,
+        replace: bool = False,
+    ) -> None:
         """A writer of a directory if out is to be one, else of a single file.
+
+        A file is replaced if it is there, a directory of a checkpoint only with `replace`.
 
         Raises GymfastError if out is there and cannot be replaced, ConflictError if another
         process updates it in place, BudgetError if the disk is too small, OSError.
@@ -86,7 +96,7 @@ class CheckpointWriter:
         self._source = source
         self._places: dict[str, tuple[int, HeaderEntry]] = {}
         self._fds: list[int] = []
-        _check_out(out, is_directory=self._is_directory)
+        self._replaced = check_out(out, source, replace=replace)
         if not self._is_directory:
             _settle_journal(out)
         sweep(out)
@@ -133,7 +143,10 @@ class CheckpointWriter:
             self._write_new(self._source.index.name, self._index_text())
         if self._is_directory:
             sync_directory(self._temporary)
-        self._temporary.rename(self._out)
+        if self._replaced:
+            replace_directory(self._temporary, self._out, self._replaced)
+        else:
+            self._temporary.rename(self._out)
         sync_directory(self._out.parent)
 
     def _create(self, shard: ShardPlan) -> None:
@@ -165,17 +178,8 @@ class CheckpointWriter:
         return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
 
     def _write_side_files(self) -> None:
-        if self._source is None or not self._source.is_directory:
-            return
-        for path in sorted(self._source.path.iterdir()):
-            if path.name.endswith((SUFFIX, INDEX_SUFFIX)) or path.name.startswith("."):
-                continue
-            with contextlib.suppress(FormatError):
-                whole = resolve_shard(self._source.path, path.name, suffix="")
-                if whole.is_file() and whole.stat().st_size <= _SIDE_FILE_BYTES:
-                    self._write_new(path.name, read_whole(whole))
-                    continue
-            _log.info("%s does not go along to %s", path, self._out)
+        for path in _side_files(self._source):
+            self._write_new(path.name, read_whole(path))
 
     def _write_new(self, name: str, data: bytes | memoryview) -> None:
         fd = os.open(self._temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
@@ -196,13 +200,44 @@ def single_name(out: Path, source: Checkpoint | None) -> str:
     return DEFAULT_NAME if writes_directory(out, source) else out.name
 
 
-def _check_out(out: Path, *, is_directory: bool) -> None:
-    if is_directory and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+def check_out(out: Path, source: Checkpoint | None, *, replace: bool) -> set[str]:
+    """The names of the files at out that are to be replaced; none if out is a file or not there.
+
+    Raises GymfastError if out is there and cannot be replaced.
+    """
+    if not writes_directory(out, source):
+        if out.is_dir():
+            raise GymfastError(f"{out} is a directory, the base is a file: name a file")
+        return set()
+    put_back(out)
+    if not os.path.lexists(out) or ((is_plain := _is_directory(out)) and not any(out.iterdir())):
+        return set()
+    if not replace or not is_plain:
         raise GymfastError(
             f"{out} is there already: expected a new name for the directory, or an empty one"
         )
-    if not is_directory and out.is_dir():
-        raise GymfastError(f"{out} is a directory, the base is a file: name a file")
+    return files_to_replace(out, (path.name for path in _side_files(source)))
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _side_files(source: Checkpoint | None) -> list[Path]:
+    """The files of a checkpoint directory that go along to a new one: small, and no weights."""
+    if source is None or not source.is_directory:
+        return []
+    found = []
+    for path in sorted(source.path.iterdir()):
+        if path.name.endswith((SUFFIX, INDEX_SUFFIX)) or path.name.startswith("."):
+            continue
+        with contextlib.suppress(FormatError):
+            whole = resolve_shard(source.path, path.name, suffix="")
+            if whole.is_file() and whole.stat().st_size <= _SIDE_FILE_BYTES:
+                found.append(whole)
+                continue
+        _log.info("%s does not go along", path)
+    return found
 
 
 def _settle_journal(out: Path) -> None:

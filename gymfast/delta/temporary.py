@@ -22,13 +22,18 @@ _TRIES = 100
 _log = logging.getLogger(__name__)
 
 
-def make_temporary(out: Path, *, is_directory: bool = False, word: str = "") -> tuple[Path, int]:
+def name_temporary(out: Path, word: str = "") -> Path:
+    """A new name beside out that `find_leftovers` finds with the same word."""
+    return out.parent / f"{_prefix(out, word)}{secrets.token_hex(4)}"
+
+
+def make_temporary(out: Path, *, is_directory: bool = False) -> tuple[Path, int]:
     """A new temporary beside out and its descriptor, which holds the lock until it is closed.
 
-    A file is open for reading and writing; word becomes part of the name. Raises OSError.
+    A file is open for reading and writing. Raises OSError.
     """
     for _ in range(_TRIES):
-        path = out.parent / f"{_prefix(out, word)}{secrets.token_hex(4)}"
+        path = name_temporary(out)
         if is_directory:
             path.mkdir()
             flags = os.O_RDONLY | os.O_DIRECTORY

@@ -73,7 +73,7 @@ def command(
                 hint=_HINT,
             )
             report = checkpoint.apply_checkpoint(
-                base, file, out, threads=threads, progress=advance, key=key
+                base, file, out, threads=threads, progress=advance, key=key, replace=force
             )
     output.result({"output": str(out or base), **_to_json(report)}, _to_text(out or base, report))
 
