@@ -20,6 +20,12 @@ def write_new(folder: str) -> None:
     apply_checkpoint(Path(folder, "base"), Path(folder, "frame"), Path(folder, "out"), threads=1)
 
 
+def replace(folder: str) -> None:
+    """A new checkpoint from `base` and `frame` in the place of the one at `out`."""
+    base, frame, out = (Path(folder, name) for name in ("base", "frame", "out"))
+    apply_checkpoint(base, frame, out, threads=1, replace=True)
+
+
 def complete(folder: str) -> None:
     """The recovery of an update that was killed half way."""
     recover(Path(folder, "base"))

@@ -144,6 +144,8 @@ INVALID: dict[str, Broken] = {
     "R11_block": Broken(
         "R11", 30, lambda: one(tensor(shape=(2**20 + 1,), tiles=(2**20 + 1, 1, 2**20 + 1)))
     ),
+    "R11_blocks": Broken("R11", 30, lambda: one(tensor(shape=(4101,), tiles=(4101, 1, 1)))),
+    "R11_tiles": Broken("R11", 30, lambda: one(tensor(shape=(64, 128), tiles=(128, 1, 1)))),
     "R12_overflow": Broken("R12", 31, lambda: one(tensor(num_bytes=0, **UNIT_64))),
     "R13_empty": Broken("R13", 40, lambda: one(tensor(""), blocks([RAW_BLOCK]))),
     "R13_control": Broken("R13", 40, lambda: one(tensor("a\nb"), blocks([RAW_BLOCK]))),

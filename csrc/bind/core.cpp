@@ -115,10 +115,15 @@ DigestsOut digest_blocks(U8In data, std::uint64_t num_units, std::uint64_t unit_
                          std::size_t threads, std::uint64_t first_block, std::int64_t num_blocks) {
   gymfast::BlockRun run = make_run({num_units, unit_bytes, cols, tile_rows, tile_cols}, threads);
   require_size("data", data.size(), run.geometry.num_bytes());
+  const std::uint64_t total = run.geometry.num_blocks();
+  const std::uint64_t left = total - std::min(first_block, total);
   run.first_block = first_block;
-  run.num_blocks = num_blocks < 0
-                       ? run.geometry.num_blocks() - std::min(first_block, run.num_blocks)
-                       : static_cast<std::uint64_t>(num_blocks);
+  run.num_blocks = num_blocks < 0 ? left : static_cast<std::uint64_t>(num_blocks);
+  if (first_block > total || run.num_blocks > left) {
+    const std::string asked =
+        std::to_string(run.num_blocks) + " blocks from " + std::to_string(first_block);
+    throw nb::value_error((asked + " of a tensor of " + std::to_string(total)).c_str());
+  }
   const std::size_t rows = static_cast<std::size_t>(run.num_blocks);
   auto* result = new std::uint64_t[2 * rows + 1]();
   nb::capsule owner(result, [](void* p) noexcept { delete[] static_cast<std::uint64_t*>(p); });

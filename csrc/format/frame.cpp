@@ -152,7 +152,11 @@ void check_geometry(const TensorView& t, Fields& fields) {
   }
   constexpr std::uint64_t kMost = std::uint64_t{1} << 20;
   if (t.tile_rows > kMost || t.tile_cols > kMost || t.tile_rows * t.tile_cols > kMost) {
-    fields.set(Error::kLimitExceeded);
+    return fields.set(Error::kLimitExceeded);
+  }
+  const std::uint64_t most_blocks = kMaxBlocksOfSmall + n / kUnitsPerBlock;
+  if (t.num_blocks() > most_blocks) {
+    fields.set(Error::kLimitExceeded, t.num_blocks(), most_blocks);
   }
 }
 

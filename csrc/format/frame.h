@@ -22,6 +22,8 @@ constexpr std::uint64_t kMaxNameBytes = 1024;
 constexpr std::uint64_t kMaxDims = 32;
 constexpr std::uint64_t kMaxSectionBytes = std::uint64_t{1} << 40;
 constexpr std::uint64_t kMaxTensorBytes = std::uint64_t{1} << 62;
+constexpr std::uint64_t kMaxBlocksOfSmall = 4096;  // of any tensor, and one more for each
+constexpr std::uint64_t kUnitsPerBlock = 1024;     // so many of its units
 
 enum class SectionType : std::uint8_t { kHeader = 1, kTensor = 2, kBlocks = 3, kEnd = 4 };
 enum class Kind : std::uint8_t { kDelta = 0, kAdded = 1, kReplaced = 2, kRemoved = 3, kAlias = 4 };

@@ -1,10 +1,9 @@
-"""Output files of commands: complete or absent, never in place of another by accident."""
+"""Files of commands: outputs complete or absent, never in place of another by accident; keys."""
 
 from __future__ import annotations
 
 import errno
 import os
-import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,48 +17,83 @@ def check_output(
     *,
     inputs: Mapping[str, Path],
     is_forced: bool,
+    is_directory: bool = False,
     hint: str = "choose another name",
 ) -> None:
     """Refuse an output that is one of the inputs, exists (unless forced) or has no folder.
+
+    is_directory tells what it will be; one that exists has to be of that sort. Whether a directory
+    holds nothing but a checkpoint that may be replaced is for its writer to say.
 
     Raises ValueError or FileExistsError with what to do.
     """
     for name, source in inputs.items():
         if _is_same(path, source):
             raise ValueError(f"the output {path} is {name} itself: {hint}")
-    if path.is_dir():
-        if any(path.iterdir()):
-            raise FileExistsError(
-                errno.EEXIST, "a directory that is not empty: choose another name", str(path)
-            )
+    if is_directory and os.path.lexists(path):
+        _check_directory(path, is_forced=is_forced)
+    elif path.is_dir():
+        raise IsADirectoryError(
+            errno.EISDIR, "a directory, and the output is a file: choose another name", str(path)
+        )
     elif path.exists() and not is_forced:
         raise FileExistsError(errno.EEXIST, "the output exists already: give --force", str(path))
     if not path.absolute().parent.is_dir():
         raise FileNotFoundError(errno.ENOENT, "there is no such folder", str(path.parent))
 
 
+def _check_directory(path: Path, *, is_forced: bool) -> None:
+    if path.is_symlink() or not path.is_dir():
+        raise NotADirectoryError(
+            errno.ENOTDIR, "not a directory, and the output is one: choose another name", str(path)
+        )
+    if any(path.iterdir()) and not is_forced:
+        raise FileExistsError(
+            errno.EEXIST,
+            "a directory that is not empty: choose another name, or give --force to replace the "
+            "checkpoint in it",
+            str(path),
+        )
+
+
+def read_key_file(path: Path) -> bytes:
+    """The key in a file: its bytes, without one line end (LF or CRLF) if it ends with one.
+
+    Nothing else is left out: any key can be written exactly, with CRLF behind it.
+    Raises OSError. How long a key has to be is for whoever uses it to say.
+    """
+    key = path.read_bytes()
+    return key.removesuffix(b"\r\n" if key.endswith(b"\r\n") else b"\n")
+
+
 @contextmanager
 def new_file(path: Path, *, is_forced: bool) -> Iterator[BinaryIO]:
     """A stream whose bytes become the file `path`, durably, when the block ends well.
 
-    Whatever goes wrong, also a full disk, leaves `path` as it was. Raises FileExistsError if
-    somebody made `path` meanwhile and it is not to be replaced.
+    Whatever goes wrong, also a full disk, leaves `path` as it was. What a killed process left of
+    an earlier try is removed. Raises FileExistsError if somebody made `path` meanwhile and it is
+    not to be replaced.
     """
-    temporary = path.with_name(f".{path.name[:200]}.{os.getpid()}-{secrets.token_hex(4)}.part")
+    from gymfast.delta.temporary import make_temporary, sweep
+
+    temporary = path
     try:
-        with temporary.open("xb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        if is_forced:
-            temporary.replace(path)
-        else:
-            _rename_new(temporary, path)
-        _sync_folder(path.absolute().parent)
+        sweep(path)
+        temporary, fd = make_temporary(path)
+        with os.fdopen(fd, "wb") as stream:
+            try:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+                if is_forced:
+                    temporary.replace(path)
+                else:
+                    _rename_new(temporary, path)
+                _sync_folder(path.absolute().parent)
+            finally:
+                temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise _with_name(error, path) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise _with_name(error, path, temporary) from error
 
 
 def _rename_new(temporary: Path, path: Path) -> None:
@@ -79,9 +113,9 @@ def _sync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def _with_name(error: OSError, path: Path) -> OSError:
+def _with_name(error: OSError, path: Path, temporary: Path) -> OSError:
     """The error, told with the name that the user gave instead of the temporary's."""
-    if error.errno is None or (error.filename and ".part" not in str(error.filename)):
+    if error.errno is None or (error.filename and str(temporary) != str(error.filename)):
         return error
     hint = {errno.ENOSPC: "; free some space", errno.EDQUOT: "; free some space"}
     return type(error)(

@@ -17,7 +17,15 @@ from gymfast.delta.apply_plan import (
 )
 from gymfast.delta.authentication import authentication_of
 from gymfast.delta.backends import select
-from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info
+from gymfast.delta.frame import (
+    EndEntry,
+    FrameInfo,
+    Kind,
+    ParsedFrame,
+    Status,
+    TensorRecord,
+    frame_info,
+)
 from gymfast.delta.parse import Frame, parse, with_modes
 from gymfast.delta.records import Digest
 from gymfast.delta.state import State, gather, num_threads
@@ -93,17 +101,24 @@ def restore(
     if state.owns_memory:
         _untie(state, parsed)
     steps = plan_restore(parsed, receiver, allow_new_names=allow_new_names)
-    gone = tuple(name for name in receiver.specs() if name not in {s.name for s in steps})
     for step in steps:
         if step.name in receiver.waiting:
             receiver.take_unread(step.name, step.record.geometry)
     check_writable(steps, state)
-    state.is_consistent = False
-    for name in gone:
-        state.slots.pop(name, None)
-        if state.mapping is not None:
-            del state.mapping[name]
-    return _execute(parsed, state, steps, reset=True, removed=gone)
+    # What goes is a step like the others: nothing is written until all that can be refused was.
+    named = {step.name for step in steps}
+    steps += [_removal(name, receiver) for name in receiver.specs() if name not in named]
+    return _execute(parsed, state, steps, reset=True)
+
+
+def _removal(name: str, receiver: LiveReceiver) -> Step:
+    """The step that takes away a tensor that an anchor does not name, whatever its bytes are."""
+    dtype, shape = receiver.specs()[name]
+    geometry = receiver.state.plan(dtype, shape)
+    if name in receiver.waiting:
+        receiver.take_unread(name, geometry)
+    record = TensorRecord(Kind.REMOVED, name, dtype, shape, geometry)
+    return Step(record, EndEntry(Status.REMOVED), (), (0, 0), Action.REMOVE)
 
 
 def inspect(frame: Frame) -> FrameInfo:

@@ -6,6 +6,7 @@ import hmac
 
 from gymfast.delta.frame_parser import check_magic
 from gymfast.delta.records import MAGIC, SECTION_HEADER_BYTES, SectionType
+from gymfast.delta.source import MemorySource, Source
 from gymfast.delta.varint import Buffer
 from gymfast.errors import ChecksumError, FormatError
 
@@ -19,6 +20,7 @@ _AUTH_START = bytes((SectionType.AUTH, 0)) + AUTH_BODY_BYTES.to_bytes(6, "little
 _ROOT_BYTES = 64  # base_root and new_root
 _ROWS_AT = _ROOT_BYTES + 8  # behind frame_check
 _END_BYTES = 8
+_PIECE_BYTES = 2**20  # hashed at a time
 _LEAST_END_BYTES = SECTION_HEADER_BYTES + _ROWS_AT + _END_BYTES
 
 
@@ -60,19 +62,26 @@ def check_authentication(frame: memoryview, key: bytes) -> None:
     Raises FormatError 64 if the frame has no tag where it has to be, ChecksumError 64 if the tag
     is another, FormatError 10, 11 or 20 if this is no frame of this version.
     """
+    check_source(MemorySource(frame), key)
+
+
+def check_source(source: Source, key: bytes) -> None:
+    """What check_authentication does, for a frame that is read in pieces."""
     tagger = Tagger(key)
-    check_magic(frame)
-    end_at = _end_of_auth(frame)
+    check_magic(source.read(0, min(len(MAGIC), source.num_bytes)))
+    end_at = _end_of_auth(source)
     if end_at is None:
         raise FormatError(
             "no tag in front of END, and a key was given: the frame was encoded without a key, cut "
             "or altered; nothing of it was used",
             _BAD_AUTHENTICATION,
         )
-    tagger.update(frame[: end_at - _AUTH_BYTES])
-    body = frame[end_at + SECTION_HEADER_BYTES :]
+    auth_at = end_at - _AUTH_BYTES
+    for start in range(0, auth_at, _PIECE_BYTES):
+        tagger.update(source.read(start, min(start + _PIECE_BYTES, auth_at)))
+    body = source.read(end_at + SECTION_HEADER_BYTES, source.num_bytes)
     found = tagger.tag(body[:_ROOT_BYTES], body[_ROWS_AT:-_END_BYTES])
-    if not hmac.compare_digest(found, frame[end_at - len(found) : end_at]):
+    if not hmac.compare_digest(found, source.read(end_at - len(found), end_at)):
         raise ChecksumError(
             "the tag of the frame is not the one that this key gives: the frame was altered, or "
             "encoded with another key; nothing of it was used",
@@ -82,16 +91,28 @@ def check_authentication(frame: memoryview, key: bytes) -> None:
 
 def authentication_of(frame: memoryview) -> str:
     """The algorithm of the tag that a parsed frame carries, unchecked; empty if there is none."""
-    end_at = _end_of_auth(frame)
-    return "" if end_at is None else ALGORITHMS[frame[end_at - AUTH_BODY_BYTES]]
+    return authentication_of_source(MemorySource(frame))
 
 
-def _end_of_auth(frame: memoryview) -> int | None:
+def authentication_of_source(source: Source) -> str:
+    """What authentication_of says, for a frame that is read in pieces."""
+    end_at = _end_of_auth(source)
+    return "" if end_at is None else ALGORITHMS[_byte(source, end_at - AUTH_BODY_BYTES)]
+
+
+def _end_of_auth(source: Source) -> int | None:
     """Where END starts if a section AUTH of a known algorithm stands in front of it, else None."""
-    end_bytes = int.from_bytes(frame[-_END_BYTES:], "little")
-    end_at = len(frame) - end_bytes
+    num_bytes = source.num_bytes
+    end_bytes = int.from_bytes(source.read(max(0, num_bytes - _END_BYTES), num_bytes), "little")
+    end_at = num_bytes - end_bytes
     auth_at = end_at - _AUTH_BYTES
-    if auth_at < len(MAGIC) or end_bytes < _LEAST_END_BYTES or frame[end_at] != SectionType.END:
+    if auth_at < len(MAGIC) or end_bytes < _LEAST_END_BYTES:
         return None
-    is_auth = frame[auth_at : auth_at + len(_AUTH_START)] == _AUTH_START
-    return end_at if is_auth and frame[end_at - AUTH_BODY_BYTES] in ALGORITHMS else None
+    if _byte(source, end_at) != SectionType.END:
+        return None
+    is_auth = source.read(auth_at, auth_at + len(_AUTH_START)) == _AUTH_START
+    return end_at if is_auth and _byte(source, end_at - AUTH_BODY_BYTES) in ALGORITHMS else None
+
+
+def _byte(source: Source, at: int) -> int:
+    return source.read(at, at + 1)[0]

@@ -2,11 +2,12 @@
 
 A tensor passes through windows of whole blocks (about 2^23 units), however large it is. Resident
 are two windows of at most 32 MiB each (more only for a tiled tensor whose row of tiles is larger),
-the sections at hand, the headers, and for `apply_checkpoint` the frame itself.
+the section of the frame at hand and the headers. A frame that is in memory already stays there.
 """
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import BinaryIO
 
@@ -23,13 +24,13 @@ from gymfast.delta.checkpoint_stream import (
     most_bytes,
     reader,
 )
-from gymfast.delta.checkpoint_write import CheckpointWriter, plan_shards, single_name
+from gymfast.delta.checkpoint_write import CheckpointWriter, check_out, plan_shards, single_name
 from gymfast.delta.encode import EncodeStats, Profile, profile_index
 from gymfast.delta.files import os_errors
 from gymfast.delta.frame import Kind, ParsedFrame
 from gymfast.delta.in_place import apply_checkpoint_in_place
 from gymfast.delta.journal import recover
-from gymfast.delta.parse import Frame, parse_file
+from gymfast.delta.parse import Frame, open_frame
 from gymfast.delta.records import Digest
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.tensors import U8
@@ -85,32 +86,35 @@ def apply_checkpoint(
     threads: int | None = None,
     progress: Progress | None = None,
     key: bytes | None = None,
+    replace: bool = False,
 ) -> ApplyReport:
     """Writes the checkpoint that a frame makes of base to `out`, whole or not at all.
 
-    `out` is a file if base is one, else a directory (new or empty) with the same shards; tensors
+    `out` is a file if base is one, else a directory (new or empty, or with `replace` one of
+    nothing but a checkpoint, removed when the new one is there) with the same shards; tensors
     that are added go to the last. Small other files of the directory go along. base None is for
     anchors. The base is read twice: for its digests, before anything is written, and for the
     copy. With a key a frame that the holder of the key did not encode is refused, unread.
     Raises FormatError (also as ChecksumError, CoverageError) for damaged input or another base,
     BudgetError if the disk is too small, GymfastError for what the system says.
     """
-    parsed = parse_file(frame, backend, key)
     codec, out = Codec.of(backend, threads), Path(out)
-    source = None if base is None else Checkpoint.open(base)
-    try:
+    with open_frame(frame, backend, key) as parsed, ExitStack() as stack:
+        source = None if base is None else stack.enter_context(Checkpoint.open(base))
+        with os_errors("write checkpoint", out):
+            check_out(out, source, replace=replace)
         window, meter = Window(most_bytes(parsed, source)), _meter(parsed, source, progress)
         receiver = CheckpointReceiver(source, codec, window, meter)
         steps = plan_steps(parsed, receiver)
         shards = plan_shards(source, steps, single_name(out, source))
-        with os_errors("write checkpoint", out), CheckpointWriter(out, shards, source) as writer:
+        with (
+            os_errors("write checkpoint", out),
+            CheckpointWriter(out, shards, source, replace=replace) as writer,
+        ):
             copier = _Copier(receiver, writer, meter)
             num_changed = copier.run(steps)
             writer.commit()
-    finally:
-        if source is not None:
-            source.close()
-    return report_of(parsed, steps, set(receiver.specs()), num_changed)
+        return report_of(parsed, steps, set(receiver.specs()), num_changed)
 
 
 def digest_checkpoint(

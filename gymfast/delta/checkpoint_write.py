@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import logging
 import os
-import secrets
-import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from gymfast.delta.apply_plan import Step
+from gymfast.delta.checkpoint_replace import files_to_replace, put_back, replace_directory
 from gymfast.delta.files import read_into, read_whole, sync_directory, write_all
 from gymfast.delta.frame import Kind
+from gymfast.delta.journal import journal_path, recover
 from gymfast.delta.safetensors_files import (
     DEFAULT_NAME,
     INDEX_SUFFIX,
@@ -25,8 +24,9 @@ from gymfast.delta.safetensors_files import (
     resolve_shard,
 )
 from gymfast.delta.safetensors_header import Header, HeaderEntry, build_header
+from gymfast.delta.temporary import make_temporary, remove, sweep
 from gymfast.delta.tensors import U8
-from gymfast.errors import BudgetError, FormatError, GymfastError
+from gymfast.errors import BudgetError, FormatError, GymfastError, NotFoundError
 
 _SIDE_FILE_BYTES = 2**25  # configuration and tokenizer go along, other weights do not
 _log = logging.getLogger(__name__)
@@ -75,11 +75,20 @@ def _shard(name: str, entries: Iterable[Entry], metadata: dict[str, str]) -> Sha
 class CheckpointWriter:
     """Writes the files of a checkpoint; they appear at `out` when it is committed."""
 
-    def __init__(self, out: Path, shards: list[ShardPlan], source: Checkpoint | None) -> None:
+    def __init__(
+        self,
+        out: Path,
+        shards: list[ShardPlan],
+        source: Checkpoint | None,
+        *,
+        replace: bool = False,
+    ) -> None:
         """A writer of a directory if out is to be one, else of a single file.
 
-        Raises GymfastError if out is there and cannot be replaced, BudgetError if the disk is too
-        small, OSError.
+        A file is replaced if it is there, a directory of a checkpoint only with `replace`.
+
+        Raises GymfastError if out is there and cannot be replaced, ConflictError if another
+        process updates it in place, BudgetError if the disk is too small, OSError.
         """
         self._out = out
         self._is_directory = writes_directory(out, source)
@@ -87,16 +96,17 @@ class CheckpointWriter:
         self._source = source
         self._places: dict[str, tuple[int, HeaderEntry]] = {}
         self._fds: list[int] = []
-        _check_out(out, is_directory=self._is_directory)
+        self._replaced = check_out(out, source, replace=replace)
+        if not self._is_directory:
+            _settle_journal(out)
         sweep(out)
         _check_space(out, sum(shard.num_bytes for shard in shards))
-        self._temporary = out.parent / f"{_prefix(out)}{secrets.token_hex(4)}"
+        self._temporary: Path  # from __enter__ on
 
     def __enter__(self) -> CheckpointWriter:
+        self._temporary, fd = make_temporary(self._out, is_directory=self._is_directory)
+        self._fds.append(fd)
         try:
-            if self._is_directory:
-                self._temporary.mkdir()
-                self._fds.append(_locked(self._temporary, os.O_RDONLY | os.O_DIRECTORY))
             for shard in self._shards:
                 self._create(shard)
         except BaseException:
@@ -133,13 +143,17 @@ class CheckpointWriter:
             self._write_new(self._source.index.name, self._index_text())
         if self._is_directory:
             sync_directory(self._temporary)
-        self._temporary.rename(self._out)
+        if self._replaced:
+            replace_directory(self._temporary, self._out, self._replaced)
+        else:
+            self._temporary.rename(self._out)
         sync_directory(self._out.parent)
 
     def _create(self, shard: ShardPlan) -> None:
-        path = self._temporary / shard.name if self._is_directory else self._temporary
-        fd = _locked(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        self._fds.append(fd)
+        if self._is_directory:
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            self._fds.append(os.open(self._temporary / shard.name, flags, 0o666))
+        fd = self._fds[-1]
         write_all(fd, shard.start, 0)
         os.ftruncate(fd, shard.num_bytes)
         for entry in shard.header.tensors:
@@ -147,9 +161,12 @@ class CheckpointWriter:
 
     def _abort(self) -> None:
         """Removes what was not committed."""
-        while self._fds:
+        while len(self._fds) > 1:
             os.close(self._fds.pop())
-        _remove(self._temporary)
+        try:
+            remove(self._temporary)
+        finally:
+            os.close(self._fds.pop())  # the lock, last
 
     def _index_text(self) -> bytes:
         assert self._source is not None
@@ -161,17 +178,8 @@ class CheckpointWriter:
         return json.dumps(table, indent=2, ensure_ascii=False).encode() + b"\n"
 
     def _write_side_files(self) -> None:
-        if self._source is None or not self._source.is_directory:
-            return
-        for path in sorted(self._source.path.iterdir()):
-            if path.name.endswith((SUFFIX, INDEX_SUFFIX)) or path.name.startswith("."):
-                continue
-            with contextlib.suppress(FormatError):
-                whole = resolve_shard(self._source.path, path.name, suffix="")
-                if whole.is_file() and whole.stat().st_size <= _SIDE_FILE_BYTES:
-                    self._write_new(path.name, read_whole(whole))
-                    continue
-            _log.info("%s does not go along to %s", path, self._out)
+        for path in _side_files(self._source):
+            self._write_new(path.name, read_whole(path))
 
     def _write_new(self, name: str, data: bytes | memoryview) -> None:
         fd = os.open(self._temporary / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC)
@@ -192,51 +200,55 @@ def single_name(out: Path, source: Checkpoint | None) -> str:
     return DEFAULT_NAME if writes_directory(out, source) else out.name
 
 
-def sweep(out: Path) -> None:
-    """Removes what killed writers left beside out; what a live one works on is locked."""
-    for path in _leftovers(out):
-        with contextlib.suppress(BlockingIOError, FileNotFoundError):
-            fd = _locked(path, os.O_RDONLY)
-            try:
-                _log.info("removing %s, which a killed process left", path)
-                _remove(path)
-            finally:
-                os.close(fd)
+def check_out(out: Path, source: Checkpoint | None, *, replace: bool) -> set[str]:
+    """The names of the files at out that are to be replaced; none if out is a file or not there.
 
-
-def _leftovers(out: Path) -> Iterator[Path]:
-    prefix = _prefix(out)
-    return (path for path in out.parent.iterdir() if path.name.startswith(prefix))
-
-
-def _prefix(out: Path) -> str:
-    return f".{out.name}.gymfast-"
-
-
-def _locked(path: Path, flags: int) -> int:
-    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BaseException:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)
-
-
-def _check_out(out: Path, *, is_directory: bool) -> None:
-    if is_directory and out.exists() and not (out.is_dir() and not any(out.iterdir())):
+    Raises GymfastError if out is there and cannot be replaced.
+    """
+    if not writes_directory(out, source):
+        if out.is_dir():
+            raise GymfastError(f"{out} is a directory, the base is a file: name a file")
+        return set()
+    put_back(out)
+    if not os.path.lexists(out) or ((is_plain := _is_directory(out)) and not any(out.iterdir())):
+        return set()
+    if not replace or not is_plain:
         raise GymfastError(
             f"{out} is there already: expected a new name for the directory, or an empty one"
         )
-    if not is_directory and out.is_dir():
-        raise GymfastError(f"{out} is a directory, the base is a file: name a file")
+    return files_to_replace(out, (path.name for path in _side_files(source)))
+
+
+def _is_directory(path: Path) -> bool:
+    return path.is_dir() and not path.is_symlink()
+
+
+def _side_files(source: Checkpoint | None) -> list[Path]:
+    """The files of a checkpoint directory that go along to a new one: small, and no weights."""
+    if source is None or not source.is_directory:
+        return []
+    found = []
+    for path in sorted(source.path.iterdir()):
+        if path.name.endswith((SUFFIX, INDEX_SUFFIX)) or path.name.startswith("."):
+            continue
+        with contextlib.suppress(FormatError):
+            whole = resolve_shard(source.path, path.name, suffix="")
+            if whole.is_file() and whole.stat().st_size <= _SIDE_FILE_BYTES:
+                found.append(whole)
+                continue
+        _log.info("%s does not go along", path)
+    return found
+
+
+def _settle_journal(out: Path) -> None:
+    """Completes an update of the file that is to be replaced: its journal would play on the new."""
+    try:
+        recover(out)
+    except NotFoundError as error:
+        raise GymfastError(
+            f"{journal_path(out)} is the journal of a file that is gone, and would change a new "
+            "one of that name: delete it, or put the file back"
+        ) from error
 
 
 def _check_space(out: Path, num_bytes: int) -> None:

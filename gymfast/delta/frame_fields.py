@@ -136,6 +136,12 @@ def _check_geometry(fields: Fields, geometry: Geometry) -> None:
         )
     if tile_rows * tile_cols > MAX_BLOCK_UNITS:
         raise fields.error(f"blocks of {tile_rows} x {tile_cols} units, limit 2^20", 30)
+    if geometry.num_blocks > geometry.max_blocks:
+        raise fields.error(
+            f"{geometry.num_blocks} blocks of {geometry.num_units} units, limit "
+            f"{geometry.max_blocks}",
+            30,
+        )
 
 
 @dataclass(frozen=True)

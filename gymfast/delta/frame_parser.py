@@ -26,6 +26,7 @@ from gymfast.delta.records import (
     Status,
     TensorRecord,
 )
+from gymfast.delta.source import Check64, MemorySource, Source
 from gymfast.delta.varint import Buffer
 from gymfast.errors import ChecksumError, FormatError
 
@@ -46,7 +47,15 @@ def parse_frame(buffer: Buffer) -> ParsedFrame:
 
     Raises FormatError whose number is that of the broken rule; ChecksumError for R7 and R9.
     """
-    return _Parser(memoryview(buffer).cast("B")).parse()
+    return parse_source(MemorySource(memoryview(buffer).cast("B")), check64)
+
+
+def parse_source(source: Source, check64: Check64) -> ParsedFrame:
+    """The sections of a frame, which are read one after the other, each once.
+
+    check64(parts) is that of a back end. Raises like parse_frame, and what the source raises.
+    """
+    return _Parser(source, check64).parse()
 
 
 def check_magic(data: memoryview) -> None:
@@ -65,8 +74,9 @@ def check_magic(data: memoryview) -> None:
 class _Parser:
     """State of one pass over a frame."""
 
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
+    def __init__(self, source: Source, check64: Check64) -> None:
+        self._source = source
+        self._check64 = check64
         self._checks = bytearray()
         self._header: HeaderInfo | None = None
         self._tensors: list[TensorRecord] = []
@@ -77,14 +87,15 @@ class _Parser:
 
     def parse(self) -> ParsedFrame:
         """The whole frame: every section up to END, and nothing behind it."""
-        check_magic(self._data)
+        num_bytes = self._source.num_bytes
+        check_magic(self._source.read(0, min(len(MAGIC), num_bytes)))
         at = len(MAGIC)
         while True:
-            section_type, body, end_at = self._section(at)
+            section_type, body, end_at, section = self._section(at)
             if section_type == SectionType.END:
                 break
-            self._take(section_type, body, at)
-            self._checks += self._data[at + 8 : at + 16]
+            self._take(section_type, body, at, section)
+            self._checks += section[8:]
             at = end_at
         header = self._require_header(at)
         if len(self._tensors) != header.num_tensors:
@@ -93,16 +104,18 @@ class _Parser:
             )
         self._check_aliases()
         end = self._end(Fields(body, f"END at byte {at}"))
-        if end_at != len(self._data):
-            raise FormatError(f"{len(self._data) - end_at} bytes follow END at byte {end_at}", 21)
+        if end_at != num_bytes:
+            raise FormatError(f"{num_bytes - end_at} bytes follow END at byte {end_at}", 21)
         return ParsedFrame(header, tuple(self._tensors), tuple(self._blocks), end, end_at)
 
-    def _section(self, at: int) -> tuple[int, memoryview, int]:
-        """Type and body of the section at a byte offset, and the offset behind it."""
-        if at + SECTION_HEADER_BYTES > len(self._data):
-            where = f"the frame ends at byte {len(self._data)}"
+    def _section(self, at: int) -> tuple[int, memoryview, int, bytes]:
+        """Type and body of the section at a byte offset, the offset behind it, and its header."""
+        num_bytes = self._source.num_bytes
+        if at + SECTION_HEADER_BYTES > num_bytes:
+            where = f"the frame ends at byte {num_bytes}"
             raise FormatError(f"{where}, inside a section or before END: fetch it again", 20)
-        start = self._data[at : at + 8]
+        header = bytes(self._source.read(at, at + SECTION_HEADER_BYTES))
+        start, check = header[:8], header[8:]
         section_type = start[0]
         if section_type < _FIRST_SKIPPABLE and section_type not in list(SectionType):
             raise FormatError(f"section type {section_type:#04x} at byte {at}: update gymfast", 12)
@@ -113,19 +126,19 @@ class _Parser:
             raise FormatError(f"section at byte {at}: {body_bytes} bytes, limit 2^40", 30)
         body_at = at + SECTION_HEADER_BYTES
         end_at = body_at + body_bytes
-        if end_at > len(self._data):
+        if end_at > num_bytes:
             raise FormatError(
-                f"section at byte {at} ends at {end_at}, the frame at {len(self._data)}", 20
+                f"section at byte {at} ends at {end_at}, the frame at {num_bytes}", 20
             )
-        body = self._data[body_at:end_at]
-        found, stated = check64(start, body), int.from_bytes(self._data[at + 8 : body_at], "little")
+        body = self._source.read(body_at, end_at)
+        found, stated = self._check64(start, body), int.from_bytes(check, "little")
         if found != stated:
             raise ChecksumError(
                 f"section at byte {at}: digest {found:016x}, stated {stated:016x}: damaged", 22
             )
-        return section_type, body, end_at
+        return section_type, body, end_at, header
 
-    def _take(self, section_type: int, body: memoryview, at: int) -> None:
+    def _take(self, section_type: int, body: memoryview, at: int, section: bytes) -> None:
         """Adds one section other than END to the state."""
         if section_type == SectionType.HEADER:
             if self._header is not None:
@@ -143,7 +156,8 @@ class _Parser:
             self._tensors.append(record)
             self._next_block = 0
         elif section_type == SectionType.BLOCKS:
-            self._blocks.append(self._read_blocks(Fields(body, f"BLOCKS at byte {at}")))
+            fields = Fields(body, f"BLOCKS at byte {at}")
+            self._blocks.append(self._read_blocks(fields, at, section))
 
     def _require_header(self, at: int) -> HeaderInfo:
         if self._header is None:
@@ -162,7 +176,7 @@ class _Parser:
         fields.finish()
         return HeaderInfo(profile, num_tensors)
 
-    def _read_blocks(self, fields: Fields) -> BlocksRecord:
+    def _read_blocks(self, fields: Fields, at: int, section: bytes) -> BlocksRecord:
         tensor = fields.varint("tensor")
         if tensor != len(self._tensors) - 1:
             last = len(self._tensors) - 1
@@ -185,7 +199,9 @@ class _Parser:
         if modes.keys() != {Mode.UNCHANGED}:
             self._changed.add(tensor)
         payload_bytes = sum(table.payload_bytes)
-        return BlocksRecord(tensor, first_block, num_blocks, body, modes, payload_bytes)
+        end_at = at + SECTION_HEADER_BYTES + fields.size_bytes
+        source = self._source.body(section, at, end_at - len(body), end_at)
+        return BlocksRecord(tensor, first_block, num_blocks, source, modes, payload_bytes)
 
     def _check_aliases(self) -> None:
         by_name = {record.name: record for record in self._tensors}
@@ -207,7 +223,7 @@ class _Parser:
 
     def _end(self, fields: Fields) -> EndRecord:
         base_root, new_root = fields.take(32), fields.take(32)
-        stated, found = int.from_bytes(fields.take(8), "little"), check64(self._checks)
+        stated, found = int.from_bytes(fields.take(8), "little"), self._check64(self._checks)
         if stated != found:
             raise ChecksumError(
                 f"{fields.where}: digest of the sections {found:016x}, stated {stated:016x}", 24

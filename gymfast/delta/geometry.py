@@ -9,6 +9,8 @@ from dataclasses import dataclass
 MAX_BLOCK_UNITS = 2**20
 DEFAULT_BLOCK_UNITS = 2**19
 MAX_TENSOR_BYTES = 2**62
+_MAX_BLOCKS_OF_SMALL = 4096
+_UNITS_PER_BLOCK = 1024
 _SHARDS = 16
 
 DTYPE_BITS: dict[str, int] = {
@@ -54,6 +56,11 @@ class Geometry:
             return 0
         return -(-self.num_rows // self.tile_rows) * self.blocks_per_row
 
+    @property
+    def max_blocks(self) -> int:
+        """The most blocks that a tensor of this size may have; see `most_blocks`."""
+        return most_blocks(self.num_units)
+
     def block_span(self, block: int) -> tuple[int, int, int, int]:
         """First row, end row, first column and end column of a block.
 
@@ -72,6 +79,14 @@ class Geometry:
     def section_blocks(self) -> int:
         """Consecutive blocks of one BLOCKS section of the canonical encoder (section 10)."""
         return max(1, 2**23 // max(1, self.tile_rows * self.tile_cols))
+
+
+def most_blocks(num_units: int) -> int:
+    """The most blocks that a tensor of so many units may have in a frame.
+
+    Source: docs/wire-format.md section 9.
+    """
+    return _MAX_BLOCKS_OF_SMALL + num_units // _UNITS_PER_BLOCK
 
 
 def unit_bytes_of(dtype: str) -> int:
@@ -105,6 +120,7 @@ def plan_geometry(
 ) -> Geometry:
     """The geometry a writer gives to a tensor: flat, or tiled where that was asked and divides.
 
+    Blocks have at most block_units units, or as many more as keep their number within most_blocks.
     Raises ValueError if dtype or shape are impossible or block_units is not in 1..2^20.
     """
     if not 1 <= block_units <= MAX_BLOCK_UNITS:
@@ -113,8 +129,12 @@ def plan_geometry(
     num_units = num_bytes_of(dtype, shape) // unit_bytes
     if num_units == 0:
         return Geometry(0, unit_bytes, 0, 0, 0)
-    tiles = _plan_tiles(dtype, shape, num_units, block_units) if tiled else None
-    return Geometry(num_units, unit_bytes, *(tiles or (num_units, 1, min(num_units, block_units))))
+    if tiled and (tiles := _plan_tiles(dtype, shape, num_units, block_units)):
+        geometry = Geometry(num_units, unit_bytes, *tiles)
+        if geometry.num_blocks <= geometry.max_blocks:
+            return geometry
+    tile_cols = max(block_units, -(-num_units // most_blocks(num_units)))
+    return Geometry(num_units, unit_bytes, num_units, 1, min(num_units, tile_cols))
 
 
 def _plan_tiles(

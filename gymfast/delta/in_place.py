@@ -18,7 +18,7 @@ from gymfast.delta.checkpoint_stream import (
 )
 from gymfast.delta.files import os_errors
 from gymfast.delta.journal import Journal
-from gymfast.delta.parse import Frame, parse_file
+from gymfast.delta.parse import Frame, open_frame
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.tensors import U8
 from gymfast.delta.window import Window
@@ -46,11 +46,11 @@ def apply_checkpoint_in_place(
     Raises FormatError (also as ChecksumError, CoverageError) for damaged input or another base,
     ConflictError if another process updates it, GymfastError for what the system says.
     """
-    parsed = parse_file(frame, backend, key)
     codec = Codec.of(backend, threads)
     with os_errors("update checkpoint", base):
         base = Path(base).resolve(strict=True)
     with (
+        open_frame(frame, backend, key) as parsed,
         os_errors("update checkpoint", base),
         Journal(base) as journal,
         Checkpoint.open(base, needs_recovery=False) as source,

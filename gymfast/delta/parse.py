@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from gymfast.delta.authentication import check_authentication
-from gymfast.delta.files import read_whole
+from gymfast.delta.authentication import check_authentication, check_source
+from gymfast.delta.backends import reference_digest
 from gymfast.delta.frame import (
     BlocksRecord,
     EndEntry,
@@ -20,7 +22,9 @@ from gymfast.delta.frame import (
     parse_frame,
 )
 from gymfast.delta.frame_fields import read_block_table
+from gymfast.delta.frame_parser import parse_source
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.source import Check64, FileSource
 from gymfast.errors import FormatError
 
 Frame = bytes | bytearray | memoryview
@@ -54,15 +58,45 @@ def parse(frame: Frame, backend: str = "auto", key: bytes | None = None) -> Pars
     raise native
 
 
-def parse_file(
+@contextmanager
+def open_frame(
     frame: Path | str | Frame, backend: str = "auto", key: bytes | None = None
-) -> ParsedFrame:
-    """The sections of a frame in a file, which is read into memory, or in memory already.
+) -> Iterator[ParsedFrame]:
+    """The sections of a frame in memory, or in a file that is open as long as the block.
 
+    Of a file only the section at hand is in memory, and a piece of 1 MiB: once when the frame is
+    parsed, and again when its blocks are needed.
     Raises FormatError with the number of the broken rule, GymfastError for what the system says.
     """
-    data = read_whole(Path(frame)) if isinstance(frame, Path | str) else frame
-    return parse(data, backend, key)
+    if not isinstance(frame, Path | str):
+        yield parse(frame, backend, key)
+        return
+    with open_source(frame, backend, key) as (source, check64):
+        yield parse_source(source, check64)
+
+
+@contextmanager
+def open_source(
+    path: Path | str, backend: str = "auto", key: bytes | None = None
+) -> Iterator[tuple[FileSource, Check64]]:
+    """The bytes of a frame in a file, its tag checked if there is a key, and a check64 for them."""
+    check64 = _check64_of(backend)
+    with FileSource(Path(path), check64, pins=key is not None) as source:
+        if key is not None:
+            check_source(source, key)
+        yield source, check64
+
+
+def _check64_of(backend: str) -> Check64:
+    if backend != "reference":
+        try:
+            from gymfast import _core
+        except ImportError:
+            if backend == "cpu":
+                raise
+        else:
+            return _core.check64
+    return reference_digest.check64
 
 
 def with_modes(frame: ParsedFrame) -> ParsedFrame:

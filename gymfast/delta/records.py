@@ -9,6 +9,7 @@ from enum import IntEnum
 from functools import lru_cache
 
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.source import Body
 from gymfast.delta.varint import encode_varint
 
 MAGIC = b"GFDF\r\n\x1a\x01"
@@ -94,14 +95,19 @@ class TensorRecord:
 
 @dataclass(frozen=True)
 class BlocksRecord:
-    """One BLOCKS section; body is its block table and payloads, a slice of the frame."""
+    """One BLOCKS section; source is a slice of the frame, or what reads it from a file."""
 
     tensor: int
     first_block: int
     num_blocks: int
-    body: memoryview = field(repr=False)
+    source: Body = field(repr=False)
     modes: dict[Mode, int]
     payload_bytes: int
+
+    @property
+    def body(self) -> memoryview:
+        """Block table and payloads; read anew each time if they are in a file."""
+        return self.source if isinstance(self.source, memoryview) else self.source()
 
 
 @dataclass(frozen=True)

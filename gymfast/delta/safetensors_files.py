@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -129,10 +130,12 @@ class Checkpoint:
                 read_into(shard.fd, out.data, spec.start + start, shard.path)
 
     def close(self) -> None:
-        """Closes the files."""
-        for shard in self.shards:
-            os.close(shard.fd)
-        self.shards = ()
+        """Closes the files; raises GymfastError for what the system says."""
+        shards, self.shards = self.shards, ()
+        with ExitStack() as stack:
+            for shard in shards:
+                stack.enter_context(os_errors("close", shard.path))
+                stack.callback(os.close, shard.fd)
 
     def __enter__(self) -> Checkpoint:
         return self

@@ -25,7 +25,7 @@ def assert_refused(result: Result, code: int, *words: str, out: str | Path = OUT
     for word in words:
         assert word in message, result
     assert not os.path.lexists(out)
-    left = [p.name for p in Path().rglob("*") if ".part" in p.name or ".tmp" in p.name]
+    left = [p.name for p in Path().rglob("*") if ".gymfast-" in p.name or ".tmp" in p.name]
     assert left == []
 
 
@@ -141,10 +141,34 @@ def test_a_missing_file_is_a_usage_error(files: Path, gymfast: Gymfast) -> None:
 
 
 def test_an_output_directory_that_is_not_empty_is_refused(frame: Path, gymfast: Gymfast) -> None:
-    result = gymfast("delta", "apply", "old", frame, "-o", "new", "--force")
-    assert_refused(result, 1, "new", "not empty")
+    result = gymfast("delta", "apply", "old", frame, "-o", "new")
+    assert_refused(result, 1, "new", "not empty", "--force")
     Path("empty").mkdir()
     assert gymfast("delta", "apply", "old", frame, "-o", "empty").code == 0
+
+
+@pytest.mark.parametrize("force", [(), ("--force",)], ids=["", "forced"])
+def test_an_output_of_another_sort_is_refused_before_anything_is_read(
+    force: tuple[str, ...], frame: Path, gymfast: Gymfast, monkeypatch
+) -> None:
+    Path("file").write_bytes(b"mine")
+    Path("empty").mkdir()
+    Path("empty.safetensors").mkdir()
+    Path("link").symlink_to("empty")
+    Path("dangling").symlink_to("nowhere")
+    for name in ("apply_checkpoint", "encode_checkpoint"):
+        monkeypatch.setattr(f"gymfast.delta.checkpoint.{name}", None)
+    for call, words in (
+        (("apply", "old", frame, "-o", "file"), "not a directory, and the output is one"),
+        (("apply", "old", frame, "-o", "link"), "not a directory"),
+        (("apply", "old", frame, "-o", "dangling"), "not a directory"),
+        (("apply", "old.safetensors", frame, "-o", "empty.safetensors"), "the output is a file"),
+        (("encode", "old", "new", "-o", "empty"), "the output is a file"),
+        (("encode", "old", "new", "-o", "new"), "is NEW itself"),
+    ):
+        result = gymfast("delta", *call, *force)
+        assert_refused(result, 1, words, str(call[-1]))
+    assert Path("file").read_bytes() == b"mine"
 
 
 def test_an_output_that_could_not_be_read_again_is_refused(frame: Path, gymfast: Gymfast) -> None:

@@ -85,6 +85,22 @@ def test_the_other_files_of_a_checkpoint_directory_survive(files: Path, gymfast:
     assert (files / "out" / "config.json").read_text() == "{}"
 
 
+def test_force_replaces_a_checkpoint_directory(files: Path, gymfast: Gymfast) -> None:
+    assert gymfast("delta", "encode", "old", "new", "-o", "step.gfd").code == 0
+    call = ("delta", "apply", "old", "step.gfd", "-o", "out")
+    assert gymfast(*call).code == 0
+    assert gymfast(*call).code == 1
+    before = {path.name for path in Path().iterdir()}
+    assert gymfast(*call, "--force").code == 0
+    assert read(Path("out")) == read(Path("new"))
+    assert {path.name for path in Path().iterdir()} == before
+    Path("out/notes.txt").write_text("mine")
+    result = gymfast(*call, "--force")
+    assert result.code == 1
+    assert "notes.txt" in result.err
+    assert Path("out/notes.txt").read_text() == "mine"
+
+
 def test_threads_and_tiling_change_no_result(files: Path, gymfast: Gymfast) -> None:
     call = ("delta", "encode", "old.safetensors", "new.safetensors", "-o")
     assert gymfast(*call, "1.gfd", "--threads", "1").code == 0

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from cli_commands import Gymfast
 
+from gymfast.cli.files import read_key_file
+
 OLD, NEW = "old.safetensors", "new.safetensors"
 
 
@@ -14,7 +16,7 @@ OLD, NEW = "old.safetensors", "new.safetensors"
 def signed(files: Path, gymfast: Gymfast) -> Path:
     """A frame that is authenticated with the key in `key`; another key is in `other`."""
     (files / "key").write_bytes(b"sesame, open now\n")
-    (files / "other").write_bytes(b"sesame, open now")
+    (files / "other").write_bytes(b"sesame, open noW")
     result = gymfast("delta", "encode", OLD, NEW, "-o", "step.gfd", "--key-file", "key")
     assert result.code == 0, result
     return files / "step.gfd"
@@ -30,6 +32,31 @@ def test_a_frame_applies_and_verifies_with_its_key(signed: Path, gymfast: Gymfas
     assert Path("out.safetensors").read_bytes() == Path(NEW).read_bytes()
     assert gymfast(*call, "--in-place").code == 0
     assert Path(OLD).read_bytes() == Path(NEW).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("ending", "is_same"),
+    [
+        *((b"", True), (b"\n", True), (b"\r\n", True)),
+        *((b"\n\n", False), (b"\r", False), (b"\r\r\n", False), (b" \n", False), (b"\n\r", False)),
+    ],
+)
+def test_one_line_end_at_the_end_of_a_key_file_is_no_part_of_the_key(
+    ending: bytes, is_same: bool, signed: Path, gymfast: Gymfast
+) -> None:
+    Path("written").write_bytes(b"sesame, open now" + ending)
+    result = gymfast("delta", "verify", signed, "--key-file", "written")
+    assert result.code == (0 if is_same else 3)
+
+
+def test_a_key_of_any_bytes_can_be_written_with_a_line_end_behind_it(tmp_path: Path) -> None:
+    keys = [b"16 bytes of a key" + end for end in (b"\n", b"\r\n", b"\r", b"\0", b" ", b"")]
+    for key in keys:
+        (tmp_path / "key").write_bytes(key + b"\n")
+        expected = key[:-1] if key.endswith(b"\r") else key
+        assert read_key_file(tmp_path / "key") == expected
+        (tmp_path / "key").write_bytes(key + b"\r\n")
+        assert read_key_file(tmp_path / "key") == key
 
 
 def test_another_key_or_no_tag_is_exit_code_3_and_writes_nothing(

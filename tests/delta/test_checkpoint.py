@@ -245,15 +245,18 @@ def test_what_a_killed_writer_left_is_swept_and_a_live_one_is_not(tmp_path: Path
 
     old, new = small_pair()
     base = write(tmp_path / "base.safetensors", old)
-    dead, live = (tmp_path / f".out.safetensors.gymfast-{i}" for i in ("dead", "live"))
-    dead.write_bytes(b"x")
-    live.write_bytes(b"x")
+    dead, live, other = (
+        tmp_path / f".out.safetensors.gymfast-{i}" for i in ("0000dead", "00001234", "0000dead.bak")
+    )
+    for path in (dead, live, other):
+        path.write_bytes(b"x")
     with live.open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         out = tmp_path / "out.safetensors"
         apply_checkpoint(base, delta.encode(old, new, backend="cpu"), out, backend="cpu")
     assert not dead.exists()
     assert live.exists()
+    assert other.exists(), "not a name that a writer gives to a temporary"
 
 
 def test_progress_reaches_its_total_and_never_falls(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from delta_cases import cases
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from gymfast import _core
 from gymfast.delta.backends import Backend
 from gymfast.delta.backends.reference_digest import digest_bytes, fold32, fold64
 from gymfast.delta.geometry import Geometry
@@ -78,6 +79,16 @@ def test_a_range_of_blocks_has_the_digests_of_the_whole(backend: Backend, case, 
     digests = backend.digest_blocks(case.base, geometry, 1)
     part = backend.digest_blocks(case.base, geometry, 1, first, count)
     assert np.array_equal(part, digests[first : first + count])
+
+
+@pytest.mark.parametrize(
+    ("first", "count"), [(0, 3), (1, 2), (3, 0), (0, 2**40), (2, 2**62), (2**62, 1), (2**63, -1)]
+)
+def test_a_range_that_the_tensor_does_not_have_is_refused_before_any_memory_is_asked_for(
+    first: int, count: int
+) -> None:
+    with pytest.raises(ValueError, match=f"{first} of a tensor of 2"):
+        _core.digest_blocks(np.zeros(8, np.uint8), 8, 1, 8, 1, 4, 1, first, count)
 
 
 @quick

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gymfast.delta.backends.reference_digest import block_units as units_of_block
@@ -34,6 +34,34 @@ def test_blocks_cover_every_unit_once(dtype, shape, block_units, tiled) -> None:
         return
     units = [u for b in range(geometry.num_blocks) for u in units_of_block(geometry, b).tolist()]
     assert sorted(units) == list(range(geometry.num_units))
+
+
+SIZES = st.integers(1, 5000) | st.integers(1, 2**19) | st.integers(1, 2**15).map(lambda k: 16 * k)
+
+
+@given(
+    dtype=st.sampled_from(sorted(DTYPE_BITS)),
+    shape=st.lists(SIZES, max_size=3).map(tuple),
+    block_units=st.just(2**19) | st.integers(1, 2**20),
+    tiled=st.booleans(),
+)
+@example(dtype="BF16", shape=(16 * 1_000_003, 16), block_units=2**19, tiled=True)
+@example(dtype="BF16", shape=(16 * 9491, 4096), block_units=2**19, tiled=True)
+@example(dtype="U8", shape=(2**20, 16), block_units=2**19, tiled=True)
+@example(dtype="U8", shape=(2**40 + 1,), block_units=1, tiled=False)
+@example(dtype="F32", shape=(2**20, 1), block_units=1024, tiled=True)
+def test_no_writer_cuts_more_blocks_than_a_reader_takes(dtype, shape, block_units, tiled) -> None:
+    geometry = plan_geometry(dtype, shape, block_units=block_units, tiled=tiled)
+    most = 4096 + geometry.num_units // 1024
+    assert geometry.num_blocks <= most == geometry.max_blocks
+    if not tiled and block_units >= 2**14:
+        assert geometry.num_blocks <= most // 15
+
+
+def test_tiles_too_small_for_their_number_become_flat_blocks() -> None:
+    assert plan_geometry("BF16", (16 * 9491, 4096), tiled=True).tile_cols == 2**19
+    assert plan_geometry("BF16", (16 * 9496, 4096), tiled=True).tile_cols == 256
+    assert plan_geometry("U8", (10_000_000,), block_units=10).tile_cols == 722
 
 
 def test_flat_is_the_default() -> None:

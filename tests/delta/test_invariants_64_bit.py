@@ -19,13 +19,14 @@ from gymfast.errors import FormatError
 
 ROOT = Path(__file__).parents[2]
 EDGES = [2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**53 + 1, 2**58, 2**60]
+EDGES += [2**10 * (2**31 - 1), 2**41, 2**42 - 2**10, 2**42, 2**42 + 2**10]  # of 2^10 a block
 
 
 def geometries(n: int) -> Iterator[Geometry]:
     """Flat and tiled geometries of n units or a few less."""
-    for tile_cols in (1, 1000, MAX_BLOCK_UNITS):
+    for tile_cols in (2**10, 1100, MAX_BLOCK_UNITS):
         yield Geometry(n, 1, n, 1, tile_cols)
-    for cols, tile_rows, tile_cols in ((1, 1, 1), (2**10, 2**10, 2**10), (2**20, 1, 2**20 - 1)):
+    for cols, tile_rows, tile_cols in ((1, 2**10, 1), (2**10, 2**10, 2**10), (2**20, 1, 2**20 - 1)):
         yield Geometry(n // cols * cols, 1, cols, tile_rows, tile_cols)
     wide = n // 3
     yield Geometry(3 * wide, 1, wide, 2, 2**19)
@@ -79,7 +80,7 @@ def test_I15_products_of_dims_are_checked_in_64_bits(parse, dtype, shape, num_by
     unit_bytes = {"F64": 4}.get(dtype, 1)
     n = num_bytes // unit_bytes
     fields = {"dtype": dtype, "shape": shape, "num_bytes": num_bytes, "unit_bytes": unit_bytes}
-    data = frame([header(), tensor("t", **fields, tiles=(n, 1, 1))], [row(2, (0, 0))])
+    data = frame([header(), tensor("t", **fields, tiles=(n, 1, min(n, 2**20)))], [row(2, (0, 0))])
     if number == 0:
         parse(data)
         return

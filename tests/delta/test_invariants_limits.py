@@ -173,7 +173,7 @@ def bomb(n: int, tile_cols: int, dtype: str = "U8") -> bytes:
     return frame(parts, [row(2, (0, 0))], new_root=root_of([("t", dtype, (n,), (0, 0))]))
 
 
-@pytest.mark.parametrize("tile_cols", [1, 2**20])
+@pytest.mark.parametrize("tile_cols", [1024, 2**20])
 @pytest.mark.parametrize("n", [2**50, 2**60])
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 def test_I11_a_declared_size_that_no_machine_has_is_one_clear_error(
@@ -196,17 +196,17 @@ def test_I11_a_checkpoint_of_a_declared_size_that_no_disk_has_is_refused(tmp_pat
 
     for n in (2**46, 2**50, 2**60):
         with pytest.raises(BudgetError, match=str(n)[:5]):
-            apply_checkpoint(None, bomb(n, 1), tmp_path / "out.safetensors")
+            apply_checkpoint(None, bomb(n, 2**20), tmp_path / "out.safetensors")
     assert list(tmp_path.iterdir()) == []
 
 
 @linux
 def test_I11_restore_asks_for_all_digests_before_it_writes() -> None:
     code = """
-n = 2**24
+n = 2**28
 held = {"t": np.ones(n, np.uint8)}
 state = delta.State.attach(held, threads=1)
-limit = field("VmSize") + 64 * 2**20
+limit = field("VmSize") + 2**21  # the digests need twice as much
 resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 error = ""
 try:
@@ -215,8 +215,43 @@ except GymfastError as found:
     error = type(found).__name__
 print(json.dumps({"error": error, "sum": int(held["t"].sum())}))
 """
-    seen = run(code, bomb(2**24, 1).hex())
-    assert seen == {"error": "BudgetError", "sum": 2**24}
+    seen = run(code, bomb(2**28, 1024).hex())
+    assert seen == {"error": "BudgetError", "sum": 2**28}
+
+
+TINY_BLOCKS = """
+n = 2**26
+held = {"t": np.ones(n, np.uint8)}
+states = [delta.State.attach(held, threads=1), delta.State.attach(held, backend="reference")]
+frames = [bytes.fromhex(text) for text in sys.argv[1:]]
+delta.inspect(bytes.fromhex(sys.argv[1]))
+limit = field("VmSize") + 16 * 2**20  # sixteen times the tensor is 1 GiB
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+numbers = []
+for data in frames[1:]:
+    for state in states:
+        for use in (delta.apply, delta.restore):
+            try:
+                use(state, data)
+            except FormatError as error:
+                numbers.append(error.number)
+seen = {"numbers": sorted(set(numbers)), "count": len(numbers), "sum": int(held["t"].sum())}
+print(json.dumps(seen))
+"""
+
+
+@linux
+def test_I11_blocks_of_one_unit_cannot_cost_many_times_the_tensor() -> None:
+    n = 2**26
+    digests = (digest_of(bytes(1)), digest_of(bytes(1)))
+    sections = [header(), tensor("t", kind=Kind.DELTA, shape=(n,), tiles=(n, 1, 1))]
+    patch = frame([*sections, blocks([(5, b"\0", 0)])], [row(1, *digests)])
+    square = [header(), tensor("t", shape=(2**13, 2**13), tiles=(2**13, 1, 1))]
+    tiled = frame(square, [row(2, (0, 0))])
+    seen = run(
+        TINY_BLOCKS, added(NEW, 5, NEW).hex(), *(d.hex() for d in (bomb(n, 1), patch, tiled))
+    )
+    assert seen == {"numbers": [30], "count": 12, "sum": n}
 
 
 DECLARED = """

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from delta_frames import (
     BLOCKS,
@@ -210,6 +212,40 @@ def test_R11_limits(parse) -> None:
     parse(one(tensor(shape=(2**20 + 1,), tiles=(2**20 + 1, 1, 2**20))))
 
 
+@pytest.mark.parametrize("kind", [Kind.DELTA, Kind.ADDED, Kind.REPLACED, Kind.REMOVED, Kind.ALIAS])
+@pytest.mark.parametrize(
+    ("shape", "tiles", "is_refused"),
+    [
+        ((4100,), (4100, 1, 1), False),
+        ((4101,), (4101, 1, 1), True),
+        ((5121,), (5121, 1, 1), True),
+        ((64, 64), (64, 1, 1), False),
+        ((64, 128), (128, 1, 1), True),
+        ((64, 128), (128, 2, 1), False),
+        ((2**20, 2**11), (2**11, 1, 2**10), False),
+        ((2**20, 2**11), (2**11, 1, 2**9), True),
+        ((2**30, 2**30), (2**30, 2**10, 1), False),
+        ((2**30, 2**30), (2**30, 2**9, 1), True),
+        ((2**30, 2**30), (2**60, 1, 1), True),
+    ],
+)
+def test_R11_the_number_of_blocks_is_limited_by_the_units(
+    parse, shape, tiles, is_refused: bool, kind: Kind
+) -> None:
+    status = {0: 0, 1: 2, 2: 3, 3: 4, 4: 5}[kind]
+    rows = [row(status, *[(0, 0)] * (1, 2, 1, 2, 1, 0)[status])]
+    sections = [tensor(kind=kind, shape=shape, tiles=tiles, target="u" if kind == 4 else None)]
+    if kind is Kind.ALIAS:
+        n = math.prod(shape)
+        sections.append(tensor("u", shape=shape, tiles=(n, 1, min(n, 2**20))))
+        rows.append(row(2, (0, 0)))
+    data = frame([header(len(rows)), *sections], rows)
+    if is_refused:
+        assert_refused(parse, data, 30)
+    else:
+        parse(data)
+
+
 @pytest.mark.parametrize("shape", [(2**33, 2**33), (2**62, 2**62, 0), (2**61,), (2**63, 2)])
 def test_R12_sizes_that_overflow(parse, shape) -> None:
     num_bytes = 0 if 0 in shape else 8
@@ -370,5 +406,5 @@ def test_R22_payload_lengths_add_up(parse) -> None:
 
 def test_the_reference_parser_allocates_in_proportion_to_the_frame() -> None:
     body = blocks([(0, b"", 0)], num_blocks=2**40)
-    wide = tensor(shape=(2**45,), tiles=(2**45, 1, 1))
+    wide = tensor(shape=(2**51,), tiles=(2**51, 1, 2**11))
     assert_refused(parse_frame, one(wide, body), 25)

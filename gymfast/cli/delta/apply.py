@@ -65,9 +65,15 @@ def command(
                 base, file, threads=threads, progress=advance, key=key
             )
         else:
-            check_output(out, inputs={"BASE": base, "FILE": file}, is_forced=force, hint=_HINT)
+            check_output(
+                out,
+                inputs={"BASE": base, "FILE": file},
+                is_forced=force,
+                is_directory=base.is_dir(),
+                hint=_HINT,
+            )
             report = checkpoint.apply_checkpoint(
-                base, file, out, threads=threads, progress=advance, key=key
+                base, file, out, threads=threads, progress=advance, key=key, replace=force
             )
     output.result({"output": str(out or base), **_to_json(report)}, _to_text(out or base, report))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gymfast.delta.source import Source
 from gymfast.errors import FormatError
 
 _TRUNCATED = 20
@@ -25,8 +26,8 @@ class Field:
 class FieldReader:
     """Reads fields one after the other and keeps them until `drain`."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
+    def __init__(self, source: Source) -> None:
+        self._source = source
         self.position = 0
         self._fields: list[Field] = []
 
@@ -35,13 +36,14 @@ class FieldReader:
 
         Raises FormatError if there are fewer.
         """
-        chunk = self.data[self.position : self.position + size]
-        if len(chunk) < size:
+        left = self._source.num_bytes - self.position
+        if left < size:
             raise FormatError(
-                f"offset {self.position}: {name} has {size} bytes, only {len(chunk)} follow: "
+                f"offset {self.position}: {name} has {size} bytes, only {left} follow: "
                 "the frame is cut, or a length before this is damaged",
                 _TRUNCATED,
             )
+        chunk = bytes(self._source.read(self.position, self.position + size))
         self._fields.append(Field(self.position, chunk, name, describe(chunk)))
         self.position += size
         return chunk
@@ -78,7 +80,9 @@ class FieldReader:
         return fields
 
     def _is_continued(self, position: int) -> bool:
-        return position < len(self.data) and self.data[position] >= 128
+        if position >= self._source.num_bytes:
+            return False
+        return self._source.read(position, position + 1)[0] >= 128
 
 
 def _decode(varint: bytes) -> int:

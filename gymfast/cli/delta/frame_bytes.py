@@ -23,6 +23,7 @@ from gymfast.delta.records import (
     SectionType,
     Status,
 )
+from gymfast.delta.source import Source
 from gymfast.errors import FormatError
 
 _BAD_BLOCK_INDEX = 50
@@ -39,16 +40,16 @@ class _Seen:
     geometries: list[Geometry] = field(default_factory=list)
 
 
-def walk(data: bytes) -> Iterator[Field]:
-    """Yield all fields of a frame in order.
+def walk(source: Source) -> Iterator[Field]:
+    """Yield all fields of a frame in order; a section is in memory at a time.
 
     Raises FormatError, after the last readable field, where the frame ends or makes no sense.
     """
-    reader, seen = FieldReader(data), _Seen()
+    reader, seen = FieldReader(source), _Seen()
     try:
         reader.take(7, "magic", repr)
         reader.number(1, "format version")
-        while reader.position < len(data):
+        while reader.position < source.num_bytes:
             _read_section(reader, seen)
             yield from reader.drain()
     except FormatError:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymfast.cli.delta.source import naming_frame, read_frame
+from gymfast.cli.delta.source import check_frame, naming_frame
 from gymfast.cli.options import EXISTING_FILE
 from gymfast.cli.output import Output, format_size, format_table, with_output
 
@@ -35,14 +35,14 @@ def command(output: Output, file: Path, is_bytes: bool) -> None:
     With --bytes a damaged frame is shown up to the place where it stops making
     sense, and then the error.
     """
-    frame = read_frame(file)
+    check_frame(file)
     with naming_frame(file):
         if is_bytes:
-            _show_bytes(output, frame)
+            _show_bytes(output, file)
             return
-        from gymfast.delta import inspect
+        from gymfast.delta.frame_file import inspect_file
 
-        info = inspect(frame)
+        info = inspect_file(file)
     output.result(describe(info), _to_text(info))
 
 
@@ -98,9 +98,11 @@ def _to_text(info: FrameInfo) -> list[str]:
     ]
 
 
-def _show_bytes(output: Output, frame: bytes) -> None:
+def _show_bytes(output: Output, file: Path) -> None:
     from gymfast.cli.delta.frame_bytes import format_field, walk
+    from gymfast.delta.parse import open_source
 
-    for row in walk(frame):
-        fields = {"offset": row.offset, "size": len(row.data), "name": row.name, "value": row.value}
-        output.result(fields, format_field(row))
+    with open_source(file) as (source, _):
+        for row in walk(source):
+            where = {"offset": row.offset, "size": len(row.data)}
+            output.result({**where, "name": row.name, "value": row.value}, format_field(row))

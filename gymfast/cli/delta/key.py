@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from gymfast.cli.files import read_key_file
 from gymfast.cli.options import EXISTING_FILE
 
 Command = Callable[..., Any]
@@ -19,20 +20,20 @@ def key_file_option(text: str) -> Callable[[Command], Command]:
         "--key-file",
         type=EXISTING_FILE,
         metavar="KEY",
-        help=f"{text} the key in KEY (all its bytes, at least 16).",
+        help=f"{text} the key in KEY: its bytes without one final newline, at least 16.",
     )
 
 
 def read_frame_key(path: Path | None) -> bytes | None:
-    """All bytes of a key file; None without a file.
+    """The key in a file (see read_key_file); None without a file.
 
-    Raises UsageError, which shows none of them, if there are fewer than 16.
+    Raises UsageError, which shows none of its bytes, if there are fewer than 16.
     """
     if path is None:
         return None
     from gymfast.delta.authentication import check_key
 
-    key = path.read_bytes()
+    key = read_key_file(path)
     try:
         check_key(key)
     except ValueError as error:

@@ -21,12 +21,6 @@ _FOREIGN = (
 )
 
 
-def read_frame(path: Path) -> bytes:
-    """The bytes of a file that begins like a frame; FormatError, with the rest unread, else."""
-    check_frame(path)
-    return path.read_bytes()
-
-
 @contextmanager
 def naming_frame(path: Path) -> Iterator[None]:
     """Inside the block, an error about the bytes of a frame also says which file and what to do."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gymfast.cli.delta.key import key_file_option, read_frame_key
-from gymfast.cli.delta.source import check_checkpoint, naming_frame, read_frame
+from gymfast.cli.delta.source import check_checkpoint, check_frame, naming_frame
 from gymfast.cli.options import EXISTING, EXISTING_FILE, threads_option
 from gymfast.cli.output import Output, format_size, with_output
 
@@ -41,13 +41,13 @@ def command(
     checkpoints are computed and compared; the first that differs is named.
     """
     from gymfast.cli.delta.compare import check_base, check_result
-    from gymfast.delta import verify
     from gymfast.delta.checkpoint import digest_checkpoint
+    from gymfast.delta.frame_file import verify_file
 
     key = read_frame_key(key_file)
-    frame = read_frame(file)
+    check_frame(file)
     with naming_frame(file):
-        info = verify(frame, threads=threads, key=key)
+        info = verify_file(file, threads=threads, key=key)
     lines = [
         f"{file}: a sound frame of {len(info.tensors)} tensors, {format_size(info.frame_bytes)}"
     ]
