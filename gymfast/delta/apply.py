@@ -177,14 +177,7 @@ def _untie(state: State, parsed: ParsedFrame) -> None:
                 state.untie(record.name)
 
 
-def _execute(
-    parsed: ParsedFrame,
-    state: State,
-    steps: list[Step],
-    *,
-    reset: bool,
-    removed: tuple[str, ...] = (),
-) -> ApplyReport:
+def _execute(parsed: ParsedFrame, state: State, steps: list[Step], *, reset: bool) -> ApplyReport:
     known = set(state.slots)
     executor = Executor(state, steps, reset=reset)
     executor.run()
@@ -196,10 +189,7 @@ def _execute(
             _ROOT_MISMATCH,
         )
     state.is_consistent = True
-    return replace(
-        report_of(parsed, steps, known, executor.num_changed),
-        removed=removed + tuple(s.name for s in steps if s.action is Action.REMOVE),
-    )
+    return report_of(parsed, steps, known, executor.num_changed)
 
 
 def report_of(

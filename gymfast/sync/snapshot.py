@@ -15,7 +15,7 @@ from gymfast.delta.state import State, num_threads
 from gymfast.delta.tensors import Weights, spec_of
 from gymfast.errors import GymfastError
 
-_UNDO_BYTES_PER_CHANGE = 8  # at most; source: gymfast.delta.Encoder
+_UNDO_BYTES_PER_CHANGE = 6  # at most; source: gymfast.delta.Encoder
 
 
 @dataclass(frozen=True)
