@@ -98,8 +98,8 @@ class Subscriber:
 
     @property
     def is_stale(self) -> bool:
-        """True if the log did not move for longer than the freshness limit, or its newest record is
-        older than that: the publisher stopped, or somebody shows an old log.
+        """True if the log did not move for longer than the freshness limit, or its newest record,
+        installed or not, is older than that: the publisher stopped, or somebody shows an old log.
         """
         return self._freshness_s is not None and self._unchanged_s > self._freshness_s
 

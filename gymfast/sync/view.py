@@ -20,7 +20,8 @@ class View:
     """Consecutive entries of the log, from the held state or from a full state on.
 
     `held` is the newest place this reader has ever served: nothing older is accepted. `applied`
-    is the exact state that the target has, None if it has none or may be broken.
+    is the exact state that the target has, None if it has none or may be broken. `created_us` is
+    when the newest record known was made, by its publisher's clock; None if that is unknown.
     """
 
     def __init__(self, log: Log, clock: Clock, held: Tip | None) -> None:
@@ -32,6 +33,8 @@ class View:
         self.applied: Tip | None = None
         self.entries: list[Entry] = []
         self.moved_s = clock.monotonic_s()
+        self.created_us: int | None = None
+        self._is_age_known = False
 
     @property
     def newest(self) -> int | None:
@@ -39,11 +42,6 @@ class View:
         if self.entries and self.entries[-1].tip.version is not None:
             return self.entries[-1].tip.version
         return self.held.version if self.held else None
-
-    @property
-    def created_us(self) -> int | None:
-        """When the newest record known was made, by its publisher's clock."""
-        return self.entries[-1].record.created_us if self.entries else None
 
     def refresh(self) -> None:
         """Takes in the records that have become visible.
@@ -56,6 +54,7 @@ class View:
         if self._end != before:
             self.moved_s = self._clock.monotonic_s()
             self._gap_since_s = None
+        self._note_age()
 
     def find(self, root: str) -> Tip | None:
         """The newest place in the log whose state has this root."""
@@ -127,6 +126,20 @@ class View:
     @property
     def _end(self) -> Tip | None:
         return self.entries[-1].tip if self.entries else self.applied
+
+    def _note_age(self) -> None:
+        """Keeps when the newest record was made: also once it is installed, or held from before."""
+        if self.entries:
+            self.created_us = self.entries[-1].record.created_us
+            self._is_age_known = True
+        elif self.applied is not None and not self._is_age_known:
+            try:
+                record, digest = self._log.read(self.applied.seq)
+            except (NotFoundError, FormatError) as error:
+                _log.info("the age of what is held is unknown: %s", error)
+            else:
+                self.created_us = record.created_us if digest == self.applied.record else None
+            self._is_age_known = True
 
     def _follow(self, end: Tip) -> bool:
         """True if records were added after `end`, and none of those needed may be deleted."""

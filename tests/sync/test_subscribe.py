@@ -154,6 +154,45 @@ def test_i32_a_log_that_stands_still_is_stale():
     assert late.is_stale, "a reader that has just started sees the age of the record"
 
 
+def test_an_old_log_stays_stale_after_an_install_and_after_a_restart():
+    """The age of the newest record known counts, whether it is installed or not."""
+    store, clock = MemoryStore(), ManualClock()
+    source, states = publisher(store, clock=clock), history(2)
+    source.publish(states[0])
+    clock.now_s += 61
+    live = zeros_like(states[0])
+    target = LiveTarget(live, threads=1)
+    follower = Subscriber(store, RUN, target, clock=clock, freshness_s=60.0)
+    follower.pull()
+    assert follower.is_stale
+    assert follower.status.unchanged_s == pytest.approx(61)
+    follower.poll()
+    assert follower.is_stale
+    again = Subscriber(store, RUN, target, clock=clock, freshness_s=60.0)
+    assert again.version == 0
+    again.poll()
+    assert again.is_stale
+    source.publish(states[1])
+    again.pull()
+    assert not again.is_stale
+    assert_same(live, states[1])
+
+
+def test_a_place_whose_record_is_gone_or_unreadable_has_no_age():
+    store, clock = MemoryStore(), ManualClock()
+    source, states = publisher(store, clock=clock), history(1)
+    source.publish(states[0])
+    target = LiveTarget(zeros_like(states[0]), threads=1)
+    Subscriber(store, RUN, target, clock=clock).pull()
+    clock.now_s += 61
+    store.put(KEYS.record(2), b"garbage")
+    follower = Subscriber(store, RUN, target, clock=clock, freshness_s=60.0)
+    follower.poll()
+    assert not follower.is_stale
+    clock.now_s += 61
+    assert follower.is_stale
+
+
 def test_a_clock_that_runs_backwards_harms_nothing(store):
     clock = ManualClock()
     source, states = publisher(store, clock=clock), history(3)
