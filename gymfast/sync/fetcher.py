@@ -77,7 +77,7 @@ class Fetcher:
 
     def _is_gone(self, plan: Plan) -> bool:
         """True if retention may have deleted what the plan needs before the lease was seen."""
-        return self._log.floor() > plan.first_seq
+        return self._log.floor(plan.end.seq) > plan.first_seq
 
     def _fetch_all(self, plan: Plan, *, is_decoded: bool) -> Staged:
         start_s, verify_before = time.perf_counter(), self._stager.verify_s

@@ -1,4 +1,7 @@
-"""Frames as objects: cut into parts on the way out, put together and checked on the way in."""
+"""Frames as objects: cut into parts on the way out, put together and checked on the way in.
+
+Records, leases and the hint are objects that are read whole.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gymfast.errors import ChecksumError, NotFoundError, StoreError
+from gymfast.errors import ChecksumError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import MAX_OBJECT_BYTES, FrameRef, ObjectRef
+from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
@@ -96,6 +99,34 @@ class FrameWriter:
         except NotFoundError:
             return False
         return True
+
+
+def read_whole(store: Store, key: str, max_bytes: int) -> bytes:
+    """The bytes of a record, lease or hint.
+
+    Raises NotFoundError if it is absent, FormatError if it is longer than `max_bytes`, StoreError.
+    """
+    try:
+        return store.get(key, max_bytes=max_bytes)
+    except NotFoundError:
+        raise
+    except StoreError as error:
+        size = store.size(key)
+        if size <= max_bytes:
+            raise
+        raise FormatError(
+            f"'{key}' in {store.url} has {size} bytes, at most {max_bytes} are expected there: it "
+            "was not written by gymfast; delete it",
+            NUMBER_LIMIT,
+        ) from error
+
+
+def digest_at(store: Store, key: str) -> str:
+    """The SHA-256 of an object, read a few MiB at a time, in hex; NotFoundError if it is absent."""
+    sha, size = hashlib.sha256(), store.size(key)
+    for start in range(0, size, _READ_BYTES):
+        sha.update(store.get_range(key, start, min(_READ_BYTES, size - start)))
+    return sha.hexdigest()
 
 
 def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:

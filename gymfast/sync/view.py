@@ -29,6 +29,8 @@ class View:
         self._clock = clock
         self._gap_since_s: float | None = None
         self._is_damaged = False
+        self._looked_s: float | None = None
+        self._looked_at = self._looked_hint = 0
         self.held = held
         self.applied: Tip | None = None
         self.entries: list[Entry] = []
@@ -66,31 +68,15 @@ class View:
     def plan(self, target: int | None, costs: Costs, unusable: Collection[int]) -> Plan:
         """The plan for a target; with damaged frames, None leads to the newest that can be reached.
 
-        Raises ChainError and NotFoundError as gymfast.sync.chain.plan does.
+        Raises ChainError and NotFoundError as gymfast.sync.chain.plan does; they also name a
+        damaged record.
         """
-        at_least = self.held.version if self.held else None
-
-        def planned(entries: list[Entry], version: int | None) -> Plan:
-            return plan(
-                entries,
-                self.applied,
-                version,
-                at_least=at_least,
-                costs=costs,
-                unusable=unusable,
-            )
-
         try:
-            return planned(self.entries, target)
-        except ChainError:
-            older = self._log.load(
-                lambda r: r.seq not in unusable and (target is None or r.version <= target)
-            )
-            self._check_continues(older)
-            entries = self._after_applied(older)
-            if target is not None or not unusable:
-                return planned(entries, target)
-            return self._newest_reachable(planned, entries)
+            return self._plan(target, costs, unusable)
+        except (ChainError, NotFoundError) as error:
+            if not self._log.damage:
+                raise
+            raise type(error)(f"{error}; {self._log.damage}") from error
 
     def advance(self, tip: Tip) -> None:
         """The target holds exactly the state at `tip` from now on."""
@@ -123,6 +109,31 @@ class View:
         if self.applied is None and not any(is_full(entry.record) for entry in self.entries):
             self.reload()
 
+    def _plan(self, target: int | None, costs: Costs, unusable: Collection[int]) -> Plan:
+        at_least = self.held.version if self.held else None
+
+        def planned(entries: list[Entry], version: int | None) -> Plan:
+            return plan(
+                entries,
+                self.applied,
+                version,
+                at_least=at_least,
+                costs=costs,
+                unusable=unusable,
+            )
+
+        try:
+            return planned(self.entries, target)
+        except ChainError:
+            older = self._log.load(
+                lambda r: r.seq not in unusable and (target is None or r.version <= target)
+            )
+            self._check_continues(older)
+            entries = self._after_applied(older)
+            if target is not None or not unusable:
+                return planned(entries, target)
+            return self._newest_reachable(planned, entries)
+
     @property
     def _end(self) -> Tip | None:
         return self.entries[-1].tip if self.entries else self.applied
@@ -154,32 +165,58 @@ class View:
             except FormatError as error:
                 self._log.raise_if_foreign(error)
                 _log.warning("%s; looking for a full state after it", error)
-                self._is_damaged = True
+                self._is_damaged, self._log.damage = True, str(error)
                 break
             added.append(follow(tip, record, digest, self._log.keys.run))
+        if added and not self._is_damaged:
+            self._log.damage = ""
         self.entries += added
         needed = self.entries[0].record.seq if self.entries else end.seq + 1
-        return bool(added) and self._log.floor() <= needed
+        known = added[-1].tip.seq if added else end.seq
+        return bool(added) and self._log.floor(known) <= needed
 
     def _load_if_needed(self, end: Tip | None) -> None:
         """Loads anew if there is nothing yet, if retention passed by, or if a record is lost."""
         if end is not None:
             needed = self.entries[0].record.seq if self.entries else end.seq + 1
-            if self._log.floor() <= needed and not self._has_lasting_gap(end):
+            if self._log.floor(end.seq) <= needed and not self._is_next_lost(self._end or end):
                 return
         self.reload()
 
-    def _has_lasting_gap(self, end: Tip) -> bool:
+    def _is_next_lost(self, tip: Tip) -> bool:
+        """True if the record after `tip` is damaged, or missing for long and later ones are there.
+
+        Only a list of the log tells its end from a gap.
+        """
+        now_s = self._clock.monotonic_s()
+        if not self._is_list_due(tip, now_s):
+            return False
         if self._is_damaged:
             return True
-        tip = self._end or end
         if not any(seq > tip.seq for seq in self._log.places()):
             self._gap_since_s = None
             return False
-        now_s = self._clock.monotonic_s()
         if self._gap_since_s is None:
             self._gap_since_s = now_s
-        return now_s - self._gap_since_s >= GAP_PATIENCE_S
+        is_lost = now_s - self._gap_since_s >= GAP_PATIENCE_S
+        if is_lost:
+            self._gap_since_s = now_s
+        return is_lost
+
+    def _is_list_due(self, tip: Tip, now_s: float) -> bool:
+        """True where the hint or a damaged record says that there is more than at the last list.
+
+        Also from time to time: the hint is only advice. A list costs the more the longer the log
+        is, so a look that finds nothing new does without.
+        """
+        hint = self._log.hinted()
+        is_due = self._looked_s is None or now_s - self._looked_s >= GAP_PATIENCE_S
+        is_due |= hint > max(tip.seq, self._looked_hint)
+        is_due |= self._is_damaged and self._looked_at != tip.seq
+        if is_due:
+            self._looked_s, self._looked_at = now_s, tip.seq
+            self._looked_hint = max(hint, self._looked_hint)
+        return is_due
 
     def _check_continues(self, entries: list[Entry]) -> None:
         """Raises ChainError if the entries contradict the place this reader has served."""
