@@ -18,6 +18,7 @@ from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, Obje
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
+_WHAT_TO_DO = "`gymfast sync fsck` says what is lost and what heals it"
 
 
 def check_object_bytes(object_bytes: int) -> int:
@@ -139,7 +140,7 @@ def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
     if size != ref.num_bytes:
         raise ChecksumError(
             f"'{key}' in {store.url} has {size} bytes, its record says {ref.num_bytes}: the object "
-            "is damaged"
+            f"is damaged; {_WHAT_TO_DO}"
         )
     sha = hashlib.sha256()
     for start in range(0, size, _READ_BYTES):
@@ -147,7 +148,7 @@ def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
         sha.update(piece)
         if start + len(piece) == size and sha.hexdigest() != ref.digest:
             raise ChecksumError(
-                f"'{key}' in {store.url}: SHA-256 {sha.hexdigest()[:16]}…, expected "
-                f"{ref.digest[:16]}…: the store returned damaged bytes"
+                f"'{key}' in {store.url} has SHA-256 {sha.hexdigest()}, its record says "
+                f"{ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
             )
         yield piece

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from sync.harness import (
     RUN,
@@ -139,6 +141,32 @@ def test_a_lost_object_is_passed_by_with_the_next_anchor():
     follower = reader(store, live, clock=clock, timeout_s=1.0)
     follower.pull()
     assert_same(live, states[4])
+
+
+@pytest.mark.parametrize("version", [None, 0])
+@pytest.mark.parametrize("harm", ["flip", "cut", "lose"])
+def test_the_error_of_a_damaged_object_names_it_what_was_found_and_what_to_do(harm, version):
+    store, states, clock = MemoryStore(), history(1), ManualClock()
+    publisher(store).publish(states[0])
+    (key,) = store.list(KEYS.objects_prefix)
+    blob = store.get(key, max_bytes=1 << 20)
+    digest = hashlib.sha256(blob).hexdigest()
+    if harm == "flip":
+        bad = bytes([blob[0] ^ 1]) + blob[1:]
+        store.put(key, bad)
+        words = [f"SHA-256 {hashlib.sha256(bad).hexdigest()}", f"says {digest}"]
+    elif harm == "cut":
+        store.put(key, blob[:-1])
+        words = [f"has {len(blob) - 1} bytes", f"says {len(blob)}"]
+    else:
+        store.delete(key)
+        words = ["no such object"]
+    follower = reader(store, zeros_like(states[0]), clock=clock, timeout_s=1.0)
+    with pytest.raises(ChainError, match="version 0 cannot be reached") as error:
+        follower.pull(version)
+    for word in (key, *words, "version 0 (record 2)", "gymfast sync fsck", "anchor"):
+        assert word in str(error.value)
+    assert follower.status.last_error == str(error.value)
 
 
 def test_gc_of_an_unknown_run_is_not_found():
