@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
+from gymfast.stores.probe import probe_time_us
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.keys import RunKeys, number_of, object_of
 from gymfast.sync.lease import read_leases
@@ -18,7 +19,8 @@ from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
 
 LEASE_GRACE_US = 60_000_000
 """Time after its expiry for which a lease still counts: clocks of two machines differ."""
-_DEAD_LEASE_US = 86_400_000_000
+DAY_US = 86_400_000_000
+"""Time after which a lease that is over, or a test of create-only writes, is of nobody any more."""
 _log = logging.getLogger(__name__)
 
 
@@ -26,6 +28,7 @@ _log = logging.getLogger(__name__)
 class CleanReport:
     """What retention did, or would do; `records` are the places deleted.
 
+    `num_probes` are objects that a killed test of create-only writes left.
     `held_by` is the oldest record that a lease needs, if that kept something from deletion.
     `failures` are tried again the next time.
     """
@@ -35,6 +38,7 @@ class CleanReport:
     num_objects: int = 0
     num_bytes: int = 0
     num_leases: int = 0
+    num_probes: int = 0
     held_by: int | None = None
     failures: tuple[str, ...] = ()
 
@@ -104,10 +108,12 @@ class Cleaner:
             is_owner=self.is_owner,
             damaged=damaged,
         )
-        dead = [key for key, lease in leases if lease.expires_us + _DEAD_LEASE_US <= now_us]
+        dead = [key for key, lease in leases if lease.expires_us + DAY_US <= now_us]
         objects = [self.keys.object(*place) for place in found.objects]
         num_bytes = sum(self._size(key) for key in objects)
-        victims = [*map(self.keys.record, found.records), *objects, *dead, *self._old_floors(floor)]
+        probes = self._old_probes(now_us)
+        victims = [*map(self.keys.record, found.records), *objects, *dead]
+        victims += [*self._old_floors(floor), *probes]
         failures = () if dry_run else tuple(self._delete(victims))
         is_held = held_by is not None and held_by < floor
         return CleanReport(
@@ -116,6 +122,7 @@ class Cleaner:
             num_objects=len(objects),
             num_bytes=num_bytes,
             num_leases=len(leases),
+            num_probes=len(probes),
             held_by=held_by if is_held else None,
             failures=failures,
         )
@@ -138,6 +145,11 @@ class Cleaner:
     def _old_floors(self, floor: int) -> list[str]:
         prefix = self.keys.floors_prefix
         return [key for key in self.store.list(prefix) if (number_of(key, prefix) or floor) < floor]
+
+    def _old_probes(self, now_us: int) -> list[str]:
+        """What tests of create-only writes left; one within a day of now may be under way."""
+        times = [(key, probe_time_us(key)) for key in self.store.list(self.keys.probe_prefix)]
+        return [key for key, at in times if at is not None and abs(now_us - at) >= DAY_US]
 
     def _size(self, key: str) -> int:
         try:

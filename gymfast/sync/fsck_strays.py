@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from gymfast.errors import FormatError
+from gymfast.stores.probe import probe_time_us
 from gymfast.sync.fsck_log import GC_REMOVES_IT, Finding, LogCheck
 from gymfast.sync.keys import number_of, object_of
 from gymfast.sync.lease import read_leases
@@ -23,8 +24,10 @@ def find_strays(log: Log, found: LogCheck) -> Iterator[Finding]:
         problem, repair = "gymfast gives no object this name", BY_HAND
         if key == keys.hint or key.startswith((keys.objects_prefix, keys.readers_prefix)):
             continue
-        if key.startswith(keys.probe_prefix):
-            problem = "a test of create-only writes left it"
+        if key.startswith(keys.probe_prefix) and probe_time_us(key) is not None:
+            problem = (
+                "a publisher that starts tests the store with it, or one that was killed left it"
+            )
             repair = f"{GC_REMOVES_IT} a day later"
         elif (seq := number_of(key, keys.log_prefix)) is not None:
             if seq <= found.last + MAX_GAP:

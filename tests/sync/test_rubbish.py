@@ -232,3 +232,31 @@ def test_a_publisher_whose_place_a_damaged_epoch_record_had_is_fenced_by_the_flo
     live = zeros_like(states[0])
     reader(store, live).pull()
     assert_same(live, states[6])
+
+
+@pytest.mark.parametrize("is_publisher", [True, False])
+def test_what_a_killed_test_of_the_store_left_goes_a_day_later(is_publisher: bool) -> None:
+    store, clock, states = FaultyStore(MemoryStore()), ManualClock(), history(2)
+    store.arm(lambda _, operation, key: "before" if operation == "delete" else "")
+    with pytest.raises(StoreError, match="injected: delete"):
+        publisher(store, clock=clock)
+    store.arm(None)
+    left = set(store.list(KEYS.probe_prefix))
+    junk = f"{KEYS.probe_prefix}junk"
+    store.put(junk, b"")
+    assert left
+    source = publisher(store, clock=clock, keep=1)
+    source.publish(states[0])
+    collect(store, RUN, keep=1, clock=clock)
+    assert left < set(store.list(KEYS.probe_prefix)), "it may be of a publisher that starts now"
+    waste = {f.key: f.repair for f in fsck(store, RUN).findings}
+    assert all("sync gc" in waste[key] for key in left)
+    assert "by hand" in waste[junk]
+    clock.now_s += 86_401
+    if is_publisher:
+        publisher(store, clock=clock, keep=1).publish(states[1])
+    else:
+        assert collect(store, RUN, keep=1, clock=clock, dry_run=True).num_probes == len(left)
+        assert left < set(store.list(KEYS.probe_prefix))
+        assert collect(store, RUN, keep=1, clock=clock).num_probes == len(left)
+    assert list(store.list(KEYS.probe_prefix)) == [junk]
