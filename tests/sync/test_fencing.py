@@ -16,7 +16,7 @@ from sync.harness import (
     RUN,
     FaultyStore,
     ManualClock,
-    WrappedStore,
+    PassThroughStore,
     assert_same,
     copy_of,
     history,
@@ -276,7 +276,7 @@ def test_a_claim_that_arrives_where_retention_was_is_made_again():
 
 
 def test_a_claim_ends_with_the_deadline():
-    class Dead(WrappedStore):
+    class Dead(PassThroughStore):
         def create(self, key, data):
             if key.startswith(KEYS.log_prefix):
                 raise StoreError("the store is away")
@@ -348,7 +348,7 @@ def test_tips_of_racers_are_linear():
     assert tip.version == 3
 
 
-class LateStore(WrappedStore):
+class LateStore(PassThroughStore):
     """Keeps back the create of one key, as a request that is stuck on the way to the store."""
 
     def __init__(self, inner, key: str) -> None:

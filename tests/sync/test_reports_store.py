@@ -19,7 +19,7 @@ from sync.harness import (
     DelayedStore,
     FaultyStore,
     ManualClock,
-    WrappedStore,
+    PassThroughStore,
     assert_same,
     copy_of,
     history,
@@ -129,7 +129,7 @@ def test_r40_a_visible_version_is_complete_at_every_call_of_the_publisher():
 
 
 def test_r42_a_file_that_cannot_be_deleted_is_a_warning_and_tried_again(caplog):
-    class Busy(WrappedStore):
+    class Busy(PassThroughStore):
         is_busy = True
 
         def delete(self, key):
