@@ -123,14 +123,15 @@ class Log:
         """
         prefix = self.keys.floors_prefix
         marks = [seq for key in self.store.list(prefix) if (seq := number_of(key, prefix))]
-        return next((seq for seq in sorted(marks)[::-1] if seq <= known or self.reaches(seq)), 1)
+        marks.sort(reverse=True)
+        return next((seq for seq in marks if seq <= known or self.reaches(seq, known)), 1)
 
-    def reaches(self, seq: int) -> bool:
-        """True if that place, or a later one, is taken."""
+    def reaches(self, seq: int, known: int = 0) -> bool:
+        """True if that place, or a later one, is taken; the log is known to reach place `known`."""
         try:
             self.store.size(self.keys.record(seq))
         except NotFoundError:
-            return any(place >= seq for place in self.places())
+            return seq <= known + MAX_GAP and any(place >= seq for place in self.places())
         return True
 
     def hinted(self) -> int:

@@ -70,6 +70,14 @@ def test_a_look_that_finds_nothing_costs_three_calls(num_versions, rubbish, hint
     assert num_lists <= 4, "two per GAP_PATIENCE_S"
 
 
+def test_a_mark_far_beyond_the_end_costs_a_look_one_call_more():
+    store, _, _, follower, _ = following(3, None)
+    store.put(KEYS.floor(2**53 - 1), b"")
+    store.arm(None)
+    assert follower.poll() == 3
+    assert [call for call, _ in store.calls] == ["get", "list", "size", "get"]
+
+
 @pytest.mark.parametrize("blob", [b"junk", None])
 def test_the_hint_brings_a_reader_past_a_lost_record_at_once_and_time_does_without(blob):
     for has_hint in (True, False):
