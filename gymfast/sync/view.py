@@ -172,8 +172,7 @@ class View:
             self._log.damage = ""
         self.entries += added
         needed = self.entries[0].record.seq if self.entries else end.seq + 1
-        known = added[-1].tip.seq if added else end.seq
-        return bool(added) and self._log.floor(known) <= needed
+        return bool(added) and self._log.floor(added[-1].tip.seq) <= needed
 
     def _load_if_needed(self, end: Tip | None) -> None:
         """Loads anew if there is nothing yet, if retention passed by, or if a record is lost."""
