@@ -35,10 +35,14 @@ key_option = click.option(
     "--key-file",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="Key that signs the records: the bytes of FILE, at least 16.",
+    help="Key that signs the records: FILE without one final newline, at least 16 bytes.",
 )
 
 
 def read_key(path: Path | None) -> bytes | None:
-    """The key in a file, without the newline that editors add; None without a file."""
-    return None if path is None else path.read_bytes().rstrip(b"\r\n")
+    """The bytes of a key file, without one line end (LF or CRLF) if it ends with one.
+
+    None without a file. Raises OSError.
+    """
+    key = None if path is None else path.read_bytes()
+    return key and key.removesuffix(b"\r\n" if key.endswith(b"\r\n") else b"\n")

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import secrets
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 from gymfast.errors import ConflictError, StoreError
 from gymfast.stores.base import Store
 
 _NUM_WRITERS = 4
+_NAME = re.compile(r"[0-9a-f]{32}")
 
 
-def check_create_only(store: Store, prefix: str = "probe") -> None:
-    """Nothing if create-only writes work; leaves no object behind.
+def check_create_only(store: Store, prefix: str = "probe", *, now_us: int | None = None) -> None:
+    """Nothing if create-only writes work; leaves no object behind, unless it is killed.
+
+    The names of its objects tell the time, `now_us` (microseconds since 1970, by default that of
+    the machine), so that others know what was left.
 
     Creates an object twice in a row, then another one from four threads at once: some stores
     accept the condition and ignore it (reliability.md section 3: s3rver), others check and write
@@ -21,13 +27,20 @@ def check_create_only(store: Store, prefix: str = "probe") -> None:
     """
     if not store.has_create_only:
         raise StoreError(_refusal(store, "says that it has no create-only writes"))
-    keys = [f"{prefix}/{secrets.token_hex(16)}" for _ in range(2)]
+    now_us = max(0, time.time_ns() // 1000 if now_us is None else now_us)
+    keys = [f"{prefix}/{now_us:016x}{secrets.token_hex(8)}" for _ in range(2)]
     try:
         _check_second_create(store, keys[0])
         _check_race(store, keys[1])
     finally:
         for key in keys:
             store.delete(key)
+
+
+def probe_time_us(key: str) -> int | None:
+    """When the test that made an object began, in microseconds since 1970; None for other keys."""
+    name = key.rpartition("/")[2]
+    return int(name[:16], 16) if _NAME.fullmatch(name) else None
 
 
 def _check_second_create(store: Store, key: str) -> None:

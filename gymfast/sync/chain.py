@@ -90,15 +90,6 @@ def enter(record: LogRecord, digest: str, run: str) -> Entry:
     return Entry(record, Tip(record.seq, digest, record.epoch, record.version, record.root))
 
 
-def require_place(record: LogRecord, seq: int, run: str) -> None:
-    """Raises ChainError unless the record, found in place `seq`, belongs there (C2)."""
-    if record.seq != seq:
-        raise ChainError(
-            f"run '{run}': record {record.seq} lies where record {seq} belongs: "
-            "objects of the store were moved or mixed"
-        )
-
-
 def is_full(record: LogRecord) -> bool:
     """True if the frame of the record is a full state."""
     return isinstance(record, AnchorRecord) or (
@@ -109,7 +100,11 @@ def is_full(record: LogRecord) -> bool:
 def _check_place(tip: Tip, record: LogRecord, run: str) -> None:
     if record.run != run:
         raise ChainError(_foreign(record, run))
-    require_place(record, tip.seq + 1, run)
+    if record.seq != tip.seq + 1:
+        raise ChainError(
+            f"run '{run}': record {record.seq} lies where record {tip.seq + 1} belongs: "
+            "objects of the store were moved or mixed"
+        )
     if record.previous != tip.record:
         raise ChainError(
             f"run '{run}': record {record.seq} follows {record.previous[:16] or 'nothing'}…, but "

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
+from gymfast.stores.probe import probe_time_us
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.keys import RunKeys, number_of, object_of
+from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
-from gymfast.sync.manifest import (
-    MAX_SMALL_RECORD_BYTES,
-    LeaseRecord,
-    LogRecord,
-    parse_lease,
-)
+from gymfast.sync.manifest import LeaseRecord, LogRecord
 from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
 
 LEASE_GRACE_US = 60_000_000
 """Time after its expiry for which a lease still counts: clocks of two machines differ."""
-_DEAD_LEASE_US = 86_400_000_000
+DAY_US = 86_400_000_000
+"""Time after which a lease that is over, or a test of create-only writes, is of nobody any more."""
 _log = logging.getLogger(__name__)
 
 
@@ -30,6 +28,7 @@ _log = logging.getLogger(__name__)
 class CleanReport:
     """What retention did, or would do; `records` are the places deleted.
 
+    `num_probes` are objects that a killed test of create-only writes left.
     `held_by` is the oldest record that a lease needs, if that kept something from deletion.
     `failures` are tried again the next time.
     """
@@ -39,6 +38,7 @@ class CleanReport:
     num_objects: int = 0
     num_bytes: int = 0
     num_leases: int = 0
+    num_probes: int = 0
     held_by: int | None = None
     failures: tuple[str, ...] = ()
 
@@ -49,36 +49,22 @@ def collect(
     *,
     keep: int,
     dry_run: bool = False,
-    is_abandoned: bool = False,
     key: bytes | None = None,
     clock: Clock | None = None,
 ) -> CleanReport:
     """Retention from outside, safe beside a live publisher.
 
-    Objects of the newest epoch stay for its publisher, who may have a commit in flight; unless
-    `is_abandoned` promises that no publisher of the run is alive.
+    Objects of the newest epoch stay for its publisher, who may have a commit in flight: what a dead
+    one left goes with the next publisher.
     Raises NotFoundError if the store has no such run, ValueError if keep is under 1.
     """
     log = Log(store, RunKeys(run), key)
-    records = read_records(log)
+    records, damaged = log.read_all()
     if not records:
-        raise NotFoundError(f"{store.url} has no run '{run}': nothing lies in its log")
-    cleaner = Cleaner(store, log.keys, clock or SystemClock(), keep, is_owner=is_abandoned)
+        raise NotFoundError(f"{store.url} has no run '{run}': no record lies in its log")
+    cleaner = Cleaner(store, log.keys, clock or SystemClock(), keep, is_owner=False)
     newest_epoch = max(record.epoch for record in records.values())
-    return cleaner.clean(records, newest_epoch, dry_run=dry_run)
-
-
-def read_records(log: Log) -> dict[int, LogRecord]:
-    """All sound records of a log by place, whether they hang together or not."""
-    records: dict[int, LogRecord] = {}
-    for seq in log.places():
-        try:
-            records[seq] = log.read(seq)[0]
-        except NotFoundError:
-            continue
-        except FormatError as error:
-            _log.warning("retention of run '%s' leaves %s", log.keys.run, error)
-    return records
+    return cleaner.clean(records, newest_epoch, damaged=damaged, dry_run=dry_run)
 
 
 @dataclass(frozen=True)
@@ -92,9 +78,16 @@ class Cleaner:
     is_owner: bool
 
     def clean(
-        self, records: Mapping[int, LogRecord], newest_epoch: int, *, dry_run: bool = False
+        self,
+        records: Mapping[int, LogRecord],
+        newest_epoch: int,
+        *,
+        damaged: Collection[int] = (),
+        dry_run: bool = False,
     ) -> CleanReport:
         """Deletes what no kept version and no lease needs; `records` are all that the log holds.
+
+        Places of the log that are `damaged` go below the floor, like others.
 
         What cannot be deleted is a warning and is left for the next time (R42).
         Raises StoreError if the store cannot be read, or the floor not be marked.
@@ -105,14 +98,22 @@ class Cleaner:
         leases = list(self._leases())
         now_us = self.clock.wall_us()
         held_by = lowest_lease([lease for _, lease in leases], now_us, LEASE_GRACE_US)
-        stored = [place for key in self._listed() if (place := object_of(key)) is not None]
+        prefix = self.keys.objects_prefix
+        listed = (object_of(key, prefix) for key in self.store.list(prefix))
         found = deletion(
-            records, stored, limited(floor, held_by), newest_epoch, is_owner=self.is_owner
+            records,
+            [place for place in listed if place is not None],
+            limited(floor, held_by),
+            newest_epoch,
+            is_owner=self.is_owner,
+            damaged=damaged,
         )
-        dead = [key for key, lease in leases if lease.expires_us + _DEAD_LEASE_US <= now_us]
+        dead = [key for key, lease in leases if lease.expires_us + DAY_US <= now_us]
         objects = [self.keys.object(*place) for place in found.objects]
         num_bytes = sum(self._size(key) for key in objects)
-        victims = [*map(self.keys.record, found.records), *objects, *dead, *self._old_floors(floor)]
+        probes = self._old_probes(now_us)
+        victims = [*map(self.keys.record, found.records), *objects, *dead]
+        victims += [*self._old_floors(floor), *probes]
         failures = () if dry_run else tuple(self._delete(victims))
         is_held = held_by is not None and held_by < floor
         return CleanReport(
@@ -121,6 +122,7 @@ class Cleaner:
             num_objects=len(objects),
             num_bytes=num_bytes,
             num_leases=len(leases),
+            num_probes=len(probes),
             held_by=held_by if is_held else None,
             failures=failures,
         )
@@ -134,24 +136,20 @@ class Cleaner:
                 self.store.put(key, b"")
 
     def _leases(self) -> Iterator[tuple[str, LeaseRecord]]:
-        for key in self.store.list(self.keys.readers_prefix):
-            try:
-                blob = self.store.get(key, max_bytes=MAX_SMALL_RECORD_BYTES)
-                lease = parse_lease(blob, f"'{key}' in {self.store.url}")
-            except NotFoundError:
-                continue
-            except FormatError as error:
-                _log.warning("a damaged lease is ignored: %s", error)
-                continue
-            if lease.run == self.keys.run:
+        for key, lease in read_leases(self.store, self.keys):
+            if isinstance(lease, FormatError):
+                _log.warning("a damaged lease is ignored: %s", lease)
+            else:
                 yield key, lease
 
-    def _listed(self) -> Iterator[str]:
-        return self.store.list(self.keys.objects_prefix)
-
     def _old_floors(self, floor: int) -> list[str]:
-        keys = self.store.list(self.keys.floors_prefix)
-        return [key for key in keys if (number_of(key) or floor) < floor]
+        prefix = self.keys.floors_prefix
+        return [key for key in self.store.list(prefix) if (number_of(key, prefix) or floor) < floor]
+
+    def _old_probes(self, now_us: int) -> list[str]:
+        """What tests of create-only writes left; one within a day of now may be under way."""
+        times = [(key, probe_time_us(key)) for key in self.store.list(self.keys.probe_prefix)]
+        return [key for key, at in times if at is not None and abs(now_us - at) >= DAY_US]
 
     def _size(self, key: str) -> int:
         try:

@@ -152,7 +152,8 @@ class _Attempt:
 
         The mark is there before anything is deleted, so a look after the create is enough.
         """
-        self.is_below_floor = self._log.floor() > self._place.tip.seq + 1
+        seq = self._place.tip.seq + 1
+        self.is_below_floor = self._log.floor(seq) > seq
         return self.is_below_floor
 
     def confirm(self, confirm: Action) -> Answer:

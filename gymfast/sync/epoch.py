@@ -61,7 +61,7 @@ def claim_epoch(log: Log, clock: Clock, timeout_s: float, label: str) -> tuple[T
                 f"{timeout_s:g} s: {drive.error or 'the record does not become visible'}"
             )
         # A place that retention had emptied is no place at the end of the log.
-        if log.floor() <= claim.tip.seq:
+        if log.floor(claim.tip.seq) <= claim.tip.seq:
             return claim.tip, entries + claim.followed
     raise ConflictError(f"run '{log.keys.run}': other publishers keep moving the log; try again")
 

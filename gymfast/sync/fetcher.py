@@ -6,7 +6,7 @@ import logging
 import time
 from contextlib import ExitStack
 
-from gymfast.errors import FormatError, NotFoundError, StoreError
+from gymfast.errors import ChainError, FormatError, NotFoundError, StoreError
 from gymfast.sync.chain import Costs, Plan, Step
 from gymfast.sync.clock import Clock, Deadline
 from gymfast.sync.lease import Lease
@@ -37,7 +37,7 @@ class Fetcher:
         self._lease = lease
         self._clock = clock
         self._timeout_s = timeout_s
-        self._unusable: set[int] = set()
+        self._unusable: dict[int, str] = {}
         self._advance: Advance | None = None
         self._num_bytes = 0
 
@@ -54,7 +54,7 @@ class Fetcher:
         self._advance = advance
         num_overtaken = 0
         while True:
-            plan = self._view.plan(target, costs, self._unusable)
+            plan = self._plan(target, costs)
             if not plan.steps:
                 return Staged(plan, ())
             self._stager.require_room(plan)
@@ -75,9 +75,22 @@ class Fetcher:
                     ) from error
                 self._view.reload()
 
+    def _plan(self, target: int | None, costs: Costs) -> Plan:
+        """The plan; where there is none, the error also says what is damaged or lost."""
+        try:
+            return self._view.plan(target, costs, self._unusable)
+        except ChainError as error:
+            if not self._unusable:
+                raise
+            raise ChainError("; ".join((str(error), *self._unusable.values()))) from error
+
+    def _give_up(self, step: Step, what: str) -> _PlanAgainError:
+        self._unusable[step.record.seq] = what
+        return _PlanAgainError(what)
+
     def _is_gone(self, plan: Plan) -> bool:
         """True if retention may have deleted what the plan needs before the lease was seen."""
-        return self._log.floor() > plan.first_seq
+        return self._log.floor(plan.end.seq) > plan.first_seq
 
     def _fetch_all(self, plan: Plan, *, is_decoded: bool) -> Staged:
         start_s, verify_before = time.perf_counter(), self._stager.verify_s
@@ -112,8 +125,7 @@ class Fetcher:
             except FormatError as damage:
                 num_reads += 1
                 if num_reads == _NUM_READS:
-                    self._unusable.add(step.record.seq)
-                    raise _PlanAgainError(f"{where} is damaged: {damage}") from damage
+                    raise self._give_up(step, f"{where} is damaged: {damage}") from damage
             except NotFoundError as missing:
                 error = missing
                 if self._is_gone(plan):
@@ -121,7 +133,7 @@ class Fetcher:
             except StoreError as failure:
                 error = failure
         if isinstance(error, NotFoundError):
-            self._unusable.add(step.record.seq)
-            raise _PlanAgainError(f"{where} is lost: {error}") from error
+            what = f"{where} is lost: {error}; `gymfast sync fsck` says what heals it"
+            raise self._give_up(step, what) from error
         deadline.require(f"fetching {where}: {error}")
         raise StoreError(f"{where} cannot be fetched: {error}")

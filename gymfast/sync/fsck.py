@@ -7,7 +7,6 @@ Source: docs/sync-protocol.md section 12.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,17 +14,13 @@ from dataclasses import dataclass, replace
 from gymfast.errors import FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.chain import is_full
-from gymfast.sync.fsck_log import GC_REMOVES_IT, Finding, LogCheck, check_log, read_floor
-from gymfast.sync.keys import RunKeys, object_of
-from gymfast.sync.manifest import (
-    MAX_SMALL_RECORD_BYTES,
-    ObjectRef,
-    StateRecord,
-    parse_hint,
-    parse_lease,
-)
+from gymfast.sync.fsck_log import Finding, LogCheck, check_log
+from gymfast.sync.fsck_strays import find_bad_leases, find_loose, find_strays
+from gymfast.sync.keys import RunKeys
+from gymfast.sync.log import Log
+from gymfast.sync.manifest import MAX_SMALL_RECORD_BYTES, ObjectRef, StateRecord, parse_hint
+from gymfast.sync.objects import digest_at, read_whole
 
-_READ_BYTES = 8 << 20
 _PUBLISH_ANCHOR = "publish a full state: `gymfast sync publish --anchor`"
 Advance = Callable[[int, int], None]
 
@@ -62,20 +57,21 @@ def fsck(
     `key` is that of the signatures of the records. `advance` is told bytes done and to do.
     Raises NotFoundError if the store has no such run, StoreError if the store itself fails.
     """
-    keys = RunKeys(run)
-    log = check_log(store, keys, key)
+    log = Log(store, RunKeys(run), key)
+    keys, found = log.keys, check_log(log)
     refs: dict[tuple[int, str], tuple[ObjectRef, list[int]]] = {}
-    for record in log.linked:
+    for record in found.linked:
         for ref in record.frame.objects:
             refs.setdefault((record.epoch, ref.digest), (ref, []))[1].append(record.seq)
     findings = [
-        *log.findings,
+        *found.findings,
         *_check_objects(store, keys, refs, advance if reads_objects else None, reads_objects),
-        *_find_loose(store, keys, log, set(refs)),
-        *_check_leases(store, keys),
-        *_check_hint(store, keys, log),
+        *find_loose(log, found, set(refs)),
+        *find_strays(log, found),
+        *find_bad_leases(log, int(time.time() * 1e6)),
+        *_check_hint(store, keys, found),
     ]
-    return _report(log, run, findings, floor=read_floor(store, keys), num_objects=len(refs))
+    return _report(found, run, findings, floor=log.floor(found.last), num_objects=len(refs))
 
 
 def _report(
@@ -146,7 +142,7 @@ def _check_object(store: Store, key: str, ref: ObjectRef, reads: bool) -> str:
         size = store.size(key)
         if size != ref.num_bytes:
             return f"it has {size} bytes, its record says {ref.num_bytes}"
-        found = _digest_of(store, key, size) if reads else ref.digest
+        found = digest_at(store, key) if reads else ref.digest
     except NotFoundError:
         return "it is missing"
     except StoreError as error:
@@ -154,46 +150,10 @@ def _check_object(store: Store, key: str, ref: ObjectRef, reads: bool) -> str:
     return "" if found == ref.digest else f"its bytes have SHA-256 {found}: they are damaged"
 
 
-def _digest_of(store: Store, key: str, size: int) -> str:
-    sha = hashlib.sha256()
-    for start in range(0, size, _READ_BYTES):
-        sha.update(store.get_range(key, start, min(_READ_BYTES, size - start)))
-    return sha.hexdigest()
-
-
-def _find_loose(
-    store: Store, keys: RunKeys, log: LogCheck, needed: set[tuple[int, str]]
-) -> Iterator[Finding]:
-    newest_epoch = max((entry.tip.epoch for entry in log.entries), default=0)
-    for key in store.list(keys.objects_prefix):
-        place = object_of(key)
-        if place is None:
-            yield Finding("waste", key, "gymfast gives no object this name", "delete it by hand")
-        elif place not in needed:
-            is_open = place[0] >= newest_epoch
-            repair = "a publish under way may need it; else the next publisher removes it"
-            yield Finding("waste", key, "no record names it", repair if is_open else GC_REMOVES_IT)
-
-
-def _check_leases(store: Store, keys: RunKeys) -> Iterator[Finding]:
-    now_us = int(time.time() * 1e6)
-    for key in store.list(keys.readers_prefix):
-        try:
-            lease = parse_lease(store.get(key, max_bytes=MAX_SMALL_RECORD_BYTES), f"'{key}'")
-        except NotFoundError:
-            continue
-        except FormatError as error:
-            yield Finding("waste", key, str(error), "its reader writes it anew")
-            continue
-        if lease.expires_us <= now_us:
-            repair = "`gymfast sync gc` removes it a day later"
-            yield Finding("waste", key, "the lease of this reader is over", repair)
-
-
 def _check_hint(store: Store, keys: RunKeys, log: LogCheck) -> Iterator[Finding]:
     repair = "the next commit replaces it; readers find the end of the log without it"
     try:
-        hint = parse_hint(store.get(keys.hint, max_bytes=MAX_SMALL_RECORD_BYTES), f"'{keys.hint}'")
+        hint = parse_hint(read_whole(store, keys.hint, MAX_SMALL_RECORD_BYTES), f"'{keys.hint}'")
     except NotFoundError:
         return
     except FormatError as error:

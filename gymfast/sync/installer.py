@@ -105,7 +105,7 @@ class Installer:
         match = [place for place in places if place.root == self.root]
         if match:
             self.adopt(Tip.from_record(match[-1]))
-        elif places or is_damaged:
+        elif is_damaged or self.held is not None or (places and self.root is not None):
             self.state = after(self.state, Event.BROKEN)
 
     def _require_fit(self, plan: Plan) -> None:
@@ -135,16 +135,17 @@ class Installer:
 
     def _settle(self, tips: tuple[Tip, ...]) -> None:
         """After a failure: what is there now, by its bytes."""
-        root_before = self.root
+        root_before, is_known = self.root, True
         try:
             self.root = self._target.root()
         except GymfastError as error:
             _log.warning("the target is inconsistent: %s", error)
-            self.root = None
+            self.root, is_known = None, False
         match = [tip for tip in tips if tip.root == self.root]
-        if root_before is not None and self.root == root_before:
+        was_empty = self.state is State.FILLING and is_known
+        if self.root == root_before and (self.root is not None or was_empty):
             self.state = after(self.state, Event.UNTOUCHED)
-            if self.is_serving:
+            if self.state is not State.INCONSISTENT:
                 self._save_quietly("clean", self.applied)
         elif match:
             self._verified(match[-1])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gymfast.sync.manifest import RUN_PATTERN
+from gymfast.sync.manifest import COUNT_MAX, RUN_PATTERN
 
 _NUMBER = re.compile(r"[0-9]{20}")
 
@@ -43,6 +43,11 @@ class RunKeys:
         return f"{self.run}/readers/"
 
     @property
+    def probe_prefix(self) -> str:
+        """Prefix of what the test of create-only writes has under way."""
+        return f"{self.run}/probe/"
+
+    @property
     def hint(self) -> str:
         """The one object that is replaced: advice where the log ends."""
         return f"{self.run}/hint"
@@ -64,14 +69,19 @@ class RunKeys:
         return f"{self.readers_prefix}{reader_id}"
 
 
-def number_of(key: str) -> int | None:
-    """The 20-digit number at the end of a key; None if it does not end in one."""
-    name = key.rpartition("/")[2]
-    return int(name) if _NUMBER.fullmatch(name) else None
+def number_of(key: str, prefix: str) -> int | None:
+    """The 20-digit number that is all of a key after the prefix; None for any other key.
+
+    Numbers that no record can hold, 0 and those from 2^53 on, are none.
+    """
+    name = key.removeprefix(prefix)
+    if name == key or not _NUMBER.fullmatch(name) or not 1 <= int(name) <= COUNT_MAX:
+        return None
+    return int(name)
 
 
-def object_of(key: str) -> tuple[int, str] | None:
-    """Epoch and digest in the key of an object; None for any other key."""
+def object_of(key: str, prefix: str) -> tuple[int, str] | None:
+    """Epoch and digest in the key of an object below the prefix; None for any other key."""
     head, _, digest = key.rpartition("/")
-    epoch = number_of(head)
+    epoch = number_of(head, prefix)
     return None if epoch is None else (epoch, digest)

@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
-from gymfast.errors import StoreError
+from gymfast.errors import FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.clock import Clock
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import FORMAT, LeaseRecord, encode
+from gymfast.sync.manifest import (
+    FORMAT,
+    MAX_SMALL_RECORD_BYTES,
+    NUMBER_VALUE,
+    LeaseRecord,
+    encode,
+    parse_lease,
+)
+from gymfast.sync.objects import read_whole
 
 _log = logging.getLogger(__name__)
+
+
+def read_leases(store: Store, keys: RunKeys) -> Iterator[tuple[str, LeaseRecord | FormatError]]:
+    """Key and lease of each reader; the error for one that is damaged or of another run.
+
+    Raises StoreError.
+    """
+    for key in store.list(keys.readers_prefix):
+        where = f"'{key}' in {store.url}"
+        try:
+            lease = parse_lease(read_whole(store, key, MAX_SMALL_RECORD_BYTES), where)
+        except NotFoundError:
+            continue
+        except FormatError as error:
+            yield key, error
+            continue
+        is_ours = lease.run == keys.run
+        what = f"{where}: the lease belongs to run '{lease.run}'"
+        yield key, lease if is_ours else FormatError(what, NUMBER_VALUE)
 
 
 class Lease:

@@ -4,21 +4,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
-from gymfast.sync.chain import Entry, Tip, enter, follow, is_full, require_place
+from gymfast.sync.chain import Entry, Tip, enter, follow, is_full
 from gymfast.sync.keys import RunKeys, number_of
 from gymfast.sync.manifest import (
     MAX_RECORD_BYTES,
+    MAX_SMALL_RECORD_BYTES,
     NUMBER_MAC,
+    NUMBER_VALUE,
     LogRecord,
     StateRecord,
     digest_of,
     encode,
+    parse_hint,
     parse_log_record,
 )
+from gymfast.sync.objects import digest_at, read_whole
 
+MAX_GAP = 2**32
+"""Places after the one before, beyond which only a sound record counts: no run gets there, and a
+key with such a number is rubbish. Going on after it would use the numbers up."""
 _log = logging.getLogger(__name__)
 Found = tuple[LogRecord, str]
 
@@ -26,6 +34,7 @@ Found = tuple[LogRecord, str]
 class Log:
     """The records of one run; `key` checks their signatures.
 
+    `damage` tells of a damaged record that the newest look at the log met; "" if it met none.
     `is_single_writer` allows a store without create-only writes: a look, then a put.
     """
 
@@ -40,17 +49,49 @@ class Log:
         self.store = store
         self.keys = keys
         self.key = key
+        self.damage = ""
         self._is_single_writer = is_single_writer
 
     def read(self, seq: int) -> Found:
         """A record and the digest of its bytes.
 
-        Raises NotFoundError if it is absent, FormatError if it is damaged.
+        Raises NotFoundError if it is absent, FormatError if it is damaged, too long, or that of
+        another place or run.
         """
         key = self.keys.record(seq)
-        blob = self.store.get(key, max_bytes=MAX_RECORD_BYTES)
-        record = parse_log_record(blob, f"'{key}' in {self.store.url}", self.key)
+        where = f"'{key}' in {self.store.url}"
+        blob = read_whole(self.store, key, MAX_RECORD_BYTES)
+        record = parse_log_record(blob, where, self.key)
+        if record.run != self.keys.run:
+            raise FormatError(
+                f"{where}: the record is of run '{record.run}': objects of two runs were mixed",
+                NUMBER_VALUE,
+            )
+        if record.seq != seq:
+            raise FormatError(
+                f"{where}: record {record.seq} lies where record {seq} belongs: objects of the "
+                "store were moved or mixed",
+                NUMBER_VALUE,
+            )
         return record, digest_of(blob)
+
+    def read_all(self) -> tuple[dict[int, LogRecord], frozenset[int]]:
+        """All sound records by place, whether they hang together or not, and damaged places.
+
+        A record whose signature is not ours is neither.
+        """
+        records: dict[int, LogRecord] = {}
+        damaged = set()
+        for seq in self.places():
+            try:
+                records[seq] = self.read(seq)[0]
+            except NotFoundError:
+                continue
+            except FormatError as error:
+                _log.warning("run '%s' goes on without: %s", self.keys.run, error)
+                if error.number != NUMBER_MAC:
+                    damaged.add(seq)
+        return records, frozenset(damaged)
 
     def create(self, record: LogRecord) -> None:
         """Puts a record in its place; ConflictError if the place is taken."""
@@ -66,14 +107,45 @@ class Log:
         raise ConflictError(f"create '{key}' in {self.store.url}: it exists already")
 
     def places(self) -> list[int]:
-        """Places of the log that are taken, ascending."""
-        keys = self.store.list(self.keys.log_prefix)
-        return [seq for key in keys if (seq := number_of(key)) is not None]
+        """Places of the log that are taken, ascending; without strays, which no run gets to."""
+        taken = [0]
+        for key in self.store.list(self.keys.log_prefix):
+            seq = number_of(key, self.keys.log_prefix)
+            if seq is not None and (seq <= taken[-1] + MAX_GAP or self._is_sound(seq)):
+                taken.append(seq)
+        return taken[1:]
 
-    def floor(self) -> int:
-        """The place before which retention may have deleted records; 1 if it never ran."""
-        keys = self.store.list(self.keys.floors_prefix)
-        return max((number_of(key) or 1 for key in keys), default=1)
+    def floor(self, known: int = 0) -> int:
+        """The place before which retention may have deleted records; 1 if it never ran.
+
+        The log is known to reach place `known`. A mark beyond its end is not of retention, which
+        marks a record that stays: it does not count.
+        """
+        prefix = self.keys.floors_prefix
+        marks = [seq for key in self.store.list(prefix) if (seq := number_of(key, prefix))]
+        marks.sort(reverse=True)
+        return next((seq for seq in marks if seq <= known or self.reaches(seq, known)), 1)
+
+    def reaches(self, seq: int, known: int = 0) -> bool:
+        """True if that place, or a later one, is taken; the log is known to reach place `known`."""
+        try:
+            self.store.size(self.keys.record(seq))
+        except NotFoundError:
+            return seq <= known + MAX_GAP and any(place >= seq for place in self.places())
+        return True
+
+    def hinted(self) -> int:
+        """The place that the hint names, which may be old or wrong; 0 if there is none."""
+        key = self.keys.hint
+        try:
+            blob = read_whole(self.store, key, MAX_SMALL_RECORD_BYTES)
+            hint = parse_hint(blob, f"'{key}' in {self.store.url}")
+        except NotFoundError:
+            return 0
+        except (FormatError, StoreError) as error:
+            _log.info("run '%s' is followed without its hint: %s", self.keys.run, error)
+            return 0
+        return hint.seq if hint.run == self.keys.run else 0
 
     def load(self, is_enough: Callable[[StateRecord], bool] | None = None) -> list[Entry]:
         """The chain from the newest full state for which `is_enough` (None: any) to the end.
@@ -83,6 +155,7 @@ class Log:
         Raises ChainError if a record does not follow the one before it.
         """
         floor = self.floor()
+        self.damage = ""
         newest_first: list[Found] = []
         for seq in reversed([seq for seq in self.places() if seq >= floor]):
             found = self._read_if_sound(seq)
@@ -104,26 +177,36 @@ class Log:
         """
         tip = Tip(root="")
         for seq in self.places():
-            blob = self.store.get(self.keys.record(seq), max_bytes=MAX_RECORD_BYTES)
-            epoch, version = tip.epoch, tip.version
+            epoch, version, digest = tip.epoch, tip.version, ""
             try:
-                record = parse_log_record(blob, self.keys.record(seq), self.key)
-            except (
-                FormatError
-            ) as error:  # it may have been of either sort: neither number is used again
+                record, digest = self.read(seq)
+            except NotFoundError:
+                continue
+            except FormatError as error:
+                # It may have been of either sort: neither number is used again.
                 self.raise_if_foreign(error)
                 epoch, version = epoch + 1, None if version is None else version + 1
             else:
                 epoch = max(epoch, record.epoch)
                 if isinstance(record, StateRecord):
                     version = max(version or 0, record.version)
-            tip = Tip(seq, digest_of(blob), epoch, version, "")
+            tip = Tip(seq, digest, epoch, version, "")
+        if tip.seq and not tip.record:
+            tip = replace(tip, record=digest_at(self.store, self.keys.record(tip.seq)))
         return tip
 
     def raise_if_foreign(self, error: FormatError) -> None:
         """Raises the error if it is of a signature: damage is worked around, forgery is not."""
         if error.number == NUMBER_MAC:
             raise error
+
+    def _is_sound(self, seq: int) -> bool:
+        try:
+            self.read(seq)
+        except (NotFoundError, FormatError) as error:
+            _log.warning("place %d of run '%s' is ignored: %s", seq, self.keys.run, error)
+            return False
+        return True
 
     def _read_if_sound(self, seq: int) -> Found | None:
         try:
@@ -133,8 +216,8 @@ class Log:
         except FormatError as error:
             self.raise_if_foreign(error)
             _log.warning("record %d of run '%s' is damaged: %s", seq, self.keys.run, error)
+            self.damage = self.damage or str(error)
             return None
-        require_place(record, seq, self.keys.run)
         return record, digest
 
     def _chained(self, newest_first: list[Found]) -> list[Entry]:

@@ -20,10 +20,10 @@ MIN_KEY_BYTES = 16
 
 NUMBER_ENCODING, NUMBER_LIMIT, NUMBER_VALUE, NUMBER_MAC = 101, 102, 103, 104
 
-_COUNT_MAX = 2**53 - 1  # every JSON reader keeps such integers exact
+COUNT_MAX = 2**53 - 1  # every JSON reader keeps such integers exact
 RUN_PATTERN = r"\A[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}\Z"
-_Count = Annotated[int, msgspec.Meta(ge=0, le=_COUNT_MAX)]
-_Positive = Annotated[int, msgspec.Meta(ge=1, le=_COUNT_MAX)]
+_Count = Annotated[int, msgspec.Meta(ge=0, le=COUNT_MAX)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)]
 _Hex64 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Hex32 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 _Name = Annotated[str, msgspec.Meta(pattern=RUN_PATTERN)]
@@ -69,7 +69,7 @@ class VersionRecord(_LogRecord, frozen=True, tag="version"):
 
     version: _Count
     kind: Literal["delta", "anchor"]
-    base_version: Annotated[int, msgspec.Meta(ge=-1, le=_COUNT_MAX)]
+    base_version: Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
     base_root: _Hex64
     root: _Hex64
     schema: _Hex64
@@ -100,7 +100,7 @@ class HintRecord(
     format: Literal[1]
     run: _Name
     seq: _Positive
-    version: Annotated[int, msgspec.Meta(ge=-1, le=_COUNT_MAX)]
+    version: Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
     record: _Hex64
     created_us: _Count
 

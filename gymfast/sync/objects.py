@@ -1,4 +1,7 @@
-"""Frames as objects: cut into parts on the way out, put together and checked on the way in."""
+"""Frames as objects: cut into parts on the way out, put together and checked on the way in.
+
+Records, leases and the hint are objects that are read whole.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +11,14 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gymfast.errors import ChecksumError, NotFoundError, StoreError
+from gymfast.errors import ChecksumError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import MAX_OBJECT_BYTES, FrameRef, ObjectRef
+from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
+_WHAT_TO_DO = "`gymfast sync fsck` says what is lost and what heals it"
 
 
 def check_object_bytes(object_bytes: int) -> int:
@@ -98,6 +102,34 @@ class FrameWriter:
         return True
 
 
+def read_whole(store: Store, key: str, max_bytes: int) -> bytes:
+    """The bytes of a record, lease or hint.
+
+    Raises NotFoundError if it is absent, FormatError if it is longer than `max_bytes`, StoreError.
+    """
+    try:
+        return store.get(key, max_bytes=max_bytes)
+    except NotFoundError:
+        raise
+    except StoreError as error:
+        size = store.size(key)
+        if size <= max_bytes:
+            raise
+        raise FormatError(
+            f"'{key}' in {store.url} has {size} bytes, at most {max_bytes} are expected there: it "
+            "was not written by gymfast; delete it",
+            NUMBER_LIMIT,
+        ) from error
+
+
+def digest_at(store: Store, key: str) -> str:
+    """The SHA-256 of an object, read a few MiB at a time, in hex; NotFoundError if it is absent."""
+    sha, size = hashlib.sha256(), store.size(key)
+    for start in range(0, size, _READ_BYTES):
+        sha.update(store.get_range(key, start, min(_READ_BYTES, size - start)))
+    return sha.hexdigest()
+
+
 def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
     """The bytes of an object, a few MiB at a time; the last piece comes after the check of all.
 
@@ -108,7 +140,7 @@ def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
     if size != ref.num_bytes:
         raise ChecksumError(
             f"'{key}' in {store.url} has {size} bytes, its record says {ref.num_bytes}: the object "
-            "is damaged"
+            f"is damaged; {_WHAT_TO_DO}"
         )
     sha = hashlib.sha256()
     for start in range(0, size, _READ_BYTES):
@@ -116,7 +148,7 @@ def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
         sha.update(piece)
         if start + len(piece) == size and sha.hexdigest() != ref.digest:
             raise ChecksumError(
-                f"'{key}' in {store.url}: SHA-256 {sha.hexdigest()[:16]}…, expected "
-                f"{ref.digest[:16]}…: the store returned damaged bytes"
+                f"'{key}' in {store.url} has SHA-256 {sha.hexdigest()}, its record says "
+                f"{ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
             )
         yield piece

@@ -91,7 +91,7 @@ class Publisher:
         self._clock = clock or SystemClock()
         self._log = Log(self._store, self._keys, check_key(key), is_single_writer=single_writer)
         if not single_writer:
-            check_create_only(self._store, f"{run}/probe")
+            check_create_only(self._store, f"{run}/probe", now_us=self._clock.wall_us())
         if not resume and self._log.places():
             raise ConflictError(
                 f"run '{run}' exists in {self._store.url}: choose another run, or resume it"

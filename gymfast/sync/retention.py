@@ -6,7 +6,7 @@ anchor and is a complete chain. Records of epochs stay for ever: they keep old p
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gymfast.sync.chain import is_full
@@ -53,20 +53,17 @@ def deletion(
     newest_epoch: int,
     *,
     is_owner: bool,
+    damaged: Collection[int] = (),
 ) -> Deletion:
     """What lies before the floor or belongs to nothing that stays.
 
-    `records` are all that the log holds, `objects` (epoch, digest) all that are stored. Objects of
-    the newest epoch may be of a commit in flight: only its publisher (`is_owner`), between two
-    commits, may delete them. Objects of a newer epoch than the newest known are never touched.
+    `records` are all that the log holds, `damaged` the places with something else, `objects`
+    (epoch, digest) all that are stored. Objects of the newest epoch may be of a commit in flight:
+    only its publisher (`is_owner`), between two commits, may delete them. Objects of a newer epoch
+    than the newest known are never touched.
     """
-    gone = tuple(
-        sorted(
-            seq
-            for seq, record in records.items()
-            if seq < floor and not isinstance(record, EpochRecord)
-        )
-    )
+    passing = {seq for seq, record in records.items() if not isinstance(record, EpochRecord)}
+    gone = tuple(sorted(seq for seq in passing.union(damaged) if seq < floor))
     needed = {
         (record.epoch, ref.digest)
         for seq, record in records.items()

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gymfast.errors import FormatError, NotFoundError
+from gymfast.errors import NotFoundError
 from gymfast.stores.base import Store
 from gymfast.sync.chain import is_full
-from gymfast.sync.cleaner import read_records
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.keys import RunKeys
+from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
-from gymfast.sync.manifest import (
-    MAX_SMALL_RECORD_BYTES,
-    EpochRecord,
-    LeaseRecord,
-    LogRecord,
-    StateRecord,
-    parse_lease,
-)
+from gymfast.sync.manifest import EpochRecord, LeaseRecord, LogRecord, StateRecord
 
 
 @dataclass(frozen=True)
@@ -71,9 +64,9 @@ def read_status(
     Raises NotFoundError if the store has no such run, StoreError if the store fails.
     """
     log = Log(store, RunKeys(run), key)
-    by_place = read_records(log)
+    by_place, _ = log.read_all()
     if not by_place:
-        raise NotFoundError(f"{store.url} has no run '{run}': nothing lies in its log")
+        raise NotFoundError(f"{store.url} has no run '{run}': no record lies in its log")
     floor = log.floor()
     records = [by_place[seq] for seq in sorted(by_place)]
     epochs = [record for record in records if isinstance(record, EpochRecord)]
@@ -85,7 +78,11 @@ def read_status(
         epoch=records[-1].epoch,
         publisher=epochs[-1].publisher if epochs else "",
         versions=tuple(_version(record) for record in states),
-        readers=tuple(_reader(lease, states, now_us) for lease in _leases(store, log.keys)),
+        readers=tuple(
+            _reader(lease, states, now_us)
+            for _, lease in read_leases(store, log.keys)
+            if isinstance(lease, LeaseRecord)  # fsck reports damaged ones
+        ),
         chain_length=states[-1].version - full[-1].version if full else None,
         stored_bytes=sum(record.frame.num_bytes for record in states),
         free_bytes=store.free_bytes(),
@@ -112,16 +109,6 @@ def _reader(lease: LeaseRecord, states: list[StateRecord], now_us: int) -> Reade
         expires_us=lease.expires_us,
         is_live=lease.expires_us > now_us,
     )
-
-
-def _leases(store: Store, keys: RunKeys) -> list[LeaseRecord]:
-    leases = []
-    for key in store.list(keys.readers_prefix):
-        try:
-            leases.append(parse_lease(store.get(key, max_bytes=MAX_SMALL_RECORD_BYTES), key))
-        except (NotFoundError, FormatError):  # fsck reports damaged ones
-            continue
-    return leases
 
 
 def find_state(records: dict[int, LogRecord], version: int | None, run: str) -> StateRecord:

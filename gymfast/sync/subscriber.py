@@ -10,7 +10,7 @@ import secrets
 from pathlib import Path
 from types import TracebackType
 
-from gymfast.errors import ChainError, GymfastError, NotFoundError
+from gymfast.errors import ChainError, GymfastError
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
 from gymfast.sync.chain import Costs, Tip
@@ -98,8 +98,8 @@ class Subscriber:
 
     @property
     def is_stale(self) -> bool:
-        """True if the log did not move for longer than the freshness limit, or its newest record is
-        older than that: the publisher stopped, or somebody shows an old log.
+        """True if the log did not move for longer than the freshness limit, or its newest record,
+        installed or not, is older than that: the publisher stopped, or somebody shows an old log.
         """
         return self._freshness_s is not None and self._unchanged_s > self._freshness_s
 
@@ -193,17 +193,24 @@ class Subscriber:
         return self.apply()
 
     def wait(self, min_version: int, timeout_s: float) -> InstallReport:
-        """Pulls as soon as that version is there; the report of the newest pull.
+        """Pulls as soon as that version is there; the report of the pull.
+
+        Raises DeadlineError if it does not appear in time.
+        """
+        self.wait_until_visible(min_version, timeout_s)
+        return self.pull()
+
+    def wait_until_visible(self, version: int, timeout_s: float) -> None:
+        """Returns once that version, or a newer one, is published.
 
         Raises DeadlineError if it does not appear in time.
         """
         deadline = Deadline(self._clock, timeout_s)
         for _ in deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
             newest = self.poll()
-            if newest is not None and newest >= min_version:
-                return self.pull()
-        deadline.require(f"waiting for version {min_version} of run '{self._keys.run}'")
-        raise NotFoundError(f"version {min_version} is not published yet")
+            if newest is not None and newest >= version:
+                return
+        deadline.require(f"waiting for version {version} of run '{self._keys.run}'")
 
     def close(self) -> None:
         """Gives lease, staging and target back."""

@@ -8,7 +8,7 @@ import time
 from gymfast.errors import StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.chain import MAX_CHAIN, is_full
-from gymfast.sync.cleaner import Cleaner, CleanReport, read_records
+from gymfast.sync.cleaner import Cleaner, CleanReport
 from gymfast.sync.clock import Clock
 from gymfast.sync.committer import Committer
 from gymfast.sync.epoch import created_us
@@ -33,6 +33,7 @@ class Upkeep:
         self._keep = keep
         self._cleaner = Cleaner(self._store, self._keys, clock, keep, is_owner=True)
         self._floor = 0
+        self._damaged: frozenset[int] = frozenset()
         self._must_read_all = self._must_clean = committer.tip.epoch > 1
 
     @property
@@ -91,11 +92,13 @@ class Upkeep:
         start_s = time.perf_counter()
         try:
             if self._must_read_all:
-                records |= read_records(self._log)
+                found, self._damaged = self._log.read_all()
+                records |= found
             floor = floor_of([records[seq] for seq in sorted(records)], self._keep)
             if floor <= self._floor and not self._must_clean:
                 return None, 0.0
-            report = self._cleaner.clean(records, self._committer.tip.epoch)
+            epoch = self._committer.tip.epoch
+            report = self._cleaner.clean(records, epoch, damaged=self._damaged)
         except StoreError as error:
             _log.warning("retention of run '%s' has to wait: %s", self._keys.run, error)
             return None, time.perf_counter() - start_s
@@ -104,4 +107,5 @@ class Upkeep:
         if not report.failures:
             for seq in report.records:
                 records.pop(seq, None)
+            self._damaged -= set(report.records)
         return report, time.perf_counter() - start_s

@@ -20,7 +20,8 @@ class View:
     """Consecutive entries of the log, from the held state or from a full state on.
 
     `held` is the newest place this reader has ever served: nothing older is accepted. `applied`
-    is the exact state that the target has, None if it has none or may be broken.
+    is the exact state that the target has, None if it has none or may be broken. `created_us` is
+    when the newest record known was made, by its publisher's clock; None if that is unknown.
     """
 
     def __init__(self, log: Log, clock: Clock, held: Tip | None) -> None:
@@ -28,10 +29,14 @@ class View:
         self._clock = clock
         self._gap_since_s: float | None = None
         self._is_damaged = False
+        self._looked_s: float | None = None
+        self._looked_at = self._looked_hint = 0
         self.held = held
         self.applied: Tip | None = None
         self.entries: list[Entry] = []
         self.moved_s = clock.monotonic_s()
+        self.created_us: int | None = None
+        self._is_age_known = False
 
     @property
     def newest(self) -> int | None:
@@ -39,11 +44,6 @@ class View:
         if self.entries and self.entries[-1].tip.version is not None:
             return self.entries[-1].tip.version
         return self.held.version if self.held else None
-
-    @property
-    def created_us(self) -> int | None:
-        """When the newest record known was made, by its publisher's clock."""
-        return self.entries[-1].record.created_us if self.entries else None
 
     def refresh(self) -> None:
         """Takes in the records that have become visible.
@@ -56,6 +56,7 @@ class View:
         if self._end != before:
             self.moved_s = self._clock.monotonic_s()
             self._gap_since_s = None
+        self._note_age()
 
     def find(self, root: str) -> Tip | None:
         """The newest place in the log whose state has this root."""
@@ -67,31 +68,15 @@ class View:
     def plan(self, target: int | None, costs: Costs, unusable: Collection[int]) -> Plan:
         """The plan for a target; with damaged frames, None leads to the newest that can be reached.
 
-        Raises ChainError and NotFoundError as gymfast.sync.chain.plan does.
+        Raises ChainError and NotFoundError as gymfast.sync.chain.plan does; they also name a
+        damaged record.
         """
-        at_least = self.held.version if self.held else None
-
-        def planned(entries: list[Entry], version: int | None) -> Plan:
-            return plan(
-                entries,
-                self.applied,
-                version,
-                at_least=at_least,
-                costs=costs,
-                unusable=unusable,
-            )
-
         try:
-            return planned(self.entries, target)
-        except ChainError:
-            older = self._log.load(
-                lambda r: r.seq not in unusable and (target is None or r.version <= target)
-            )
-            self._check_continues(older)
-            entries = self._after_applied(older)
-            if target is not None or not unusable:
-                return planned(entries, target)
-            return self._newest_reachable(planned, entries)
+            return self._plan(target, costs, unusable)
+        except (ChainError, NotFoundError) as error:
+            if not self._log.damage:
+                raise
+            raise type(error)(f"{error}; {self._log.damage}") from error
 
     def advance(self, tip: Tip) -> None:
         """The target holds exactly the state at `tip` from now on."""
@@ -124,9 +109,48 @@ class View:
         if self.applied is None and not any(is_full(entry.record) for entry in self.entries):
             self.reload()
 
+    def _plan(self, target: int | None, costs: Costs, unusable: Collection[int]) -> Plan:
+        at_least = self.held.version if self.held else None
+
+        def planned(entries: list[Entry], version: int | None) -> Plan:
+            return plan(
+                entries,
+                self.applied,
+                version,
+                at_least=at_least,
+                costs=costs,
+                unusable=unusable,
+            )
+
+        try:
+            return planned(self.entries, target)
+        except ChainError:
+            older = self._log.load(
+                lambda r: r.seq not in unusable and (target is None or r.version <= target)
+            )
+            self._check_continues(older)
+            entries = self._after_applied(older)
+            if target is not None or not unusable:
+                return planned(entries, target)
+            return self._newest_reachable(planned, entries)
+
     @property
     def _end(self) -> Tip | None:
         return self.entries[-1].tip if self.entries else self.applied
+
+    def _note_age(self) -> None:
+        """Keeps when the newest record was made: also once it is installed, or held from before."""
+        if self.entries:
+            self.created_us = self.entries[-1].record.created_us
+            self._is_age_known = True
+        elif self.applied is not None and not self._is_age_known:
+            try:
+                record, digest = self._log.read(self.applied.seq)
+            except (NotFoundError, FormatError) as error:
+                _log.info("the age of what is held is unknown: %s", error)
+            else:
+                self.created_us = record.created_us if digest == self.applied.record else None
+            self._is_age_known = True
 
     def _follow(self, end: Tip) -> bool:
         """True if records were added after `end`, and none of those needed may be deleted."""
@@ -141,32 +165,57 @@ class View:
             except FormatError as error:
                 self._log.raise_if_foreign(error)
                 _log.warning("%s; looking for a full state after it", error)
-                self._is_damaged = True
+                self._is_damaged, self._log.damage = True, str(error)
                 break
             added.append(follow(tip, record, digest, self._log.keys.run))
+        if added and not self._is_damaged:
+            self._log.damage = ""
         self.entries += added
         needed = self.entries[0].record.seq if self.entries else end.seq + 1
-        return bool(added) and self._log.floor() <= needed
+        return bool(added) and self._log.floor(added[-1].tip.seq) <= needed
 
     def _load_if_needed(self, end: Tip | None) -> None:
         """Loads anew if there is nothing yet, if retention passed by, or if a record is lost."""
         if end is not None:
             needed = self.entries[0].record.seq if self.entries else end.seq + 1
-            if self._log.floor() <= needed and not self._has_lasting_gap(end):
+            if self._log.floor(end.seq) <= needed and not self._is_next_lost(self._end or end):
                 return
         self.reload()
 
-    def _has_lasting_gap(self, end: Tip) -> bool:
+    def _is_next_lost(self, tip: Tip) -> bool:
+        """True if the record after `tip` is damaged, or missing for long and later ones are there.
+
+        Only a list of the log tells its end from a gap.
+        """
+        now_s = self._clock.monotonic_s()
+        if not self._is_list_due(tip, now_s):
+            return False
         if self._is_damaged:
             return True
-        tip = self._end or end
         if not any(seq > tip.seq for seq in self._log.places()):
             self._gap_since_s = None
             return False
-        now_s = self._clock.monotonic_s()
         if self._gap_since_s is None:
             self._gap_since_s = now_s
-        return now_s - self._gap_since_s >= GAP_PATIENCE_S
+        is_lost = now_s - self._gap_since_s >= GAP_PATIENCE_S
+        if is_lost:
+            self._gap_since_s = now_s
+        return is_lost
+
+    def _is_list_due(self, tip: Tip, now_s: float) -> bool:
+        """True where the hint or a damaged record says that there is more than at the last list.
+
+        Also from time to time: the hint is only advice. A list costs the more the longer the log
+        is, so a look that finds nothing new does without.
+        """
+        hint = self._log.hinted()
+        is_due = self._looked_s is None or now_s - self._looked_s >= GAP_PATIENCE_S
+        is_due |= hint > max(tip.seq, self._looked_hint)
+        is_due |= self._is_damaged and self._looked_at != tip.seq
+        if is_due:
+            self._looked_s, self._looked_at = now_s, tip.seq
+            self._looked_hint = max(hint, self._looked_hint)
+        return is_due
 
     def _check_continues(self, entries: list[Entry]) -> None:
         """Raises ChainError if the entries contradict the place this reader has served."""

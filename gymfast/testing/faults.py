@@ -10,6 +10,7 @@ from typing import Literal
 
 from gymfast.errors import NotFoundError, StoreError
 from gymfast.stores.base import Blob, Store, check_key, check_range, chunks_of
+from gymfast.sync.clock import Clock
 
 
 class PassThroughStore:
@@ -130,16 +131,29 @@ class FlakyStore(PassThroughStore):
 
 
 class ManualClock:
-    """A clock that stands still until told: `clock()` is the time, `advance` moves it."""
+    """A clock that moves only when it is told to, or slept through.
 
-    def __init__(self, now_s: float = 1_000_000.0) -> None:
-        self.now_s = now_s
+    `monotonic_s` is `now_s`, the wall clock `wall_offset_s` ahead of it. `slept_s` is the sum of
+    all sleeps; `on_sleep` is called after each.
+    """
 
-    def __call__(self) -> float:
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+        self.wall_offset_s = 1_700_000_000.0
+        self.slept_s = 0.0
+        self.on_sleep: Callable[[], object] | None = None
+
+    def wall_us(self) -> int:
+        return int((self.now_s + self.wall_offset_s) * 1e6)
+
+    def monotonic_s(self) -> float:
         return self.now_s
 
-    def advance(self, seconds: float) -> None:
-        self.now_s += seconds
+    def sleep(self, seconds: float) -> None:
+        self.now_s += max(seconds, 1e-6)
+        self.slept_s += seconds
+        if self.on_sleep is not None:
+            self.on_sleep()
 
 
 class DelayedListStore(PassThroughStore):
@@ -152,7 +166,7 @@ class DelayedListStore(PassThroughStore):
     def __init__(
         self,
         inner: Store,
-        clock: Callable[[], float],
+        clock: Clock,
         *,
         list_delay_s: float,
         read_delay_s: float = 0.0,
@@ -169,13 +183,13 @@ class DelayedListStore(PassThroughStore):
         with self._lock:
             self._remember_old(key)
             self.inner.put(key, blob)
-            self._history[key].append((self._clock(), blob))
+            self._history[key].append((self._clock.monotonic_s(), blob))
 
     def create(self, key: str, data: Blob) -> None:
         with self._lock:
             self._remember_old(key)
             self.inner.create(key, data)
-            self._history[key].append((self._clock(), bytes(data)))
+            self._history[key].append((self._clock.monotonic_s(), bytes(data)))
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
         blob = self._visible("get", key)
@@ -199,7 +213,7 @@ class DelayedListStore(PassThroughStore):
         with self._lock:
             self._remember_old(key)
             self.inner.delete(key)
-            self._history[key].append((self._clock(), None))
+            self._history[key].append((self._clock.monotonic_s(), None))
 
     def _visible(self, method: str, key: str) -> bytes:
         check_key(key)
@@ -212,7 +226,7 @@ class DelayedListStore(PassThroughStore):
     def _at(self, key: str, delay_s: float) -> bytes | None:
         """What a reader sees whose view is `delay_s` old."""
         self._remember_old(key)
-        time_s = self._clock() - delay_s
+        time_s = self._clock.monotonic_s() - delay_s
         return [blob for since_s, blob in self._history[key] if since_s <= time_s][-1]
 
     def _remember_old(self, key: str) -> None:

@@ -327,6 +327,19 @@ def test_I82_a_key_signs_records_and_unsigned_or_foreign_ones_are_refused(
     assert not any(Path(name).exists() for name in ("r2", "r3", "r4"))
 
 
+def test_one_line_end_at_the_end_of_a_key_file_is_no_part_of_the_key(
+    versions: list[str], gymfast: Gymfast
+) -> None:
+    key = b"\r sixteen bytes or more\n"
+    call = ("sync", "publish", "signed", versions[0], *RUN)
+    Path("key").write_bytes(key + b"\n")
+    assert gymfast(*call, "--key-file", "key").code == 0
+    for end, code in ((b"\r\n", 0), (b"", 3), (b"\n\n", 3), (b"\r", 3), (b"\n\r\n", 3), (b" ", 3)):
+        Path("key").write_bytes(key + end)
+        pull = gymfast("sync", "pull", "signed", f"r{end.hex()}", *RUN, "--key-file", "key")
+        assert pull.code == code, end
+
+
 @pytest.mark.parametrize("run", ["../escape", "", ".hidden", "a/b", "x" * 200])
 def test_I83_names_of_runs_cannot_lead_outside(
     run: str, versions: list[str], gymfast: Gymfast

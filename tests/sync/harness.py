@@ -13,68 +13,13 @@ from gymfast.stores.memory import MemoryStore
 from gymfast.sync import LiveTarget, Publisher, Subscriber
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import MAX_RECORD_BYTES, LogRecord, parse_log_record
+from gymfast.testing.faults import ManualClock, PassThroughStore
 
 RUN = "run-a"
 Weights = dict[str, np.ndarray]
 
 
-class ManualClock:
-    """Time that moves only when it is told to, or slept through."""
-
-    def __init__(self) -> None:
-        self.now_s = 1_000.0
-        self.wall_offset_s = 1_700_000_000.0
-        self.slept_s = 0.0
-        self.on_sleep: Callable[[], None] | None = None
-
-    def wall_us(self) -> int:
-        return int((self.now_s + self.wall_offset_s) * 1e6)
-
-    def monotonic_s(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += max(seconds, 1e-6)
-        self.slept_s += seconds
-        if self.on_sleep is not None:
-            self.on_sleep()
-
-
-class WrappedStore:
-    """Passes everything on; subclasses change what they need to."""
-
-    has_create_only = True
-
-    def __init__(self, inner: Store) -> None:
-        self.inner = inner
-        self.url = inner.url
-
-    def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
-        self.inner.put(key, data)
-
-    def create(self, key: str, data: Blob) -> None:
-        self.inner.create(key, data)
-
-    def get(self, key: str, *, max_bytes: int) -> bytes:
-        return self.inner.get(key, max_bytes=max_bytes)
-
-    def get_range(self, key: str, start: int, length: int) -> bytes:
-        return self.inner.get_range(key, start, length)
-
-    def size(self, key: str) -> int:
-        return self.inner.size(key)
-
-    def list(self, prefix: str) -> Iterator[str]:
-        return self.inner.list(prefix)
-
-    def delete(self, key: str) -> None:
-        self.inner.delete(key)
-
-    def free_bytes(self) -> int | None:
-        return self.inner.free_bytes()
-
-
-class FaultyStore(WrappedStore):
+class FaultyStore(PassThroughStore):
     """Fails calls: `fault(number, operation, key)` says "" (none), "before" or "after" the effect.
 
     Numbers count the calls since `arm`, from 1; `calls` lists them.
@@ -120,7 +65,7 @@ class FaultyStore(WrappedStore):
         self._do("delete", key, lambda: self.inner.delete(key))
 
 
-class DelayedStore(WrappedStore):
+class DelayedStore(PassThroughStore):
     """What is written becomes visible to readers only `delay_s` later, each key on its own.
 
     `create` still knows what exists: conditional writes are consistent, reads are not.

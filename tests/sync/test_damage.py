@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+
 import pytest
 from sync.harness import (
     RUN,
@@ -112,7 +114,7 @@ def test_keys_that_are_no_records_are_ignored():
     live = zeros_like(states[0])
     reader(store, live).pull()
     assert_same(live, states[2])
-    collect(store, RUN, keep=1, is_abandoned=True)
+    collect(store, RUN, keep=1)
     assert store.get(f"{RUN}/log/readme", max_bytes=10) == b"junk"
 
 
@@ -141,6 +143,32 @@ def test_a_lost_object_is_passed_by_with_the_next_anchor():
     assert_same(live, states[4])
 
 
+@pytest.mark.parametrize("version", [None, 0])
+@pytest.mark.parametrize("harm", ["flip", "cut", "lose"])
+def test_the_error_of_a_damaged_object_names_it_what_was_found_and_what_to_do(harm, version):
+    store, states, clock = MemoryStore(), history(1), ManualClock()
+    publisher(store).publish(states[0])
+    (key,) = store.list(KEYS.objects_prefix)
+    blob = store.get(key, max_bytes=1 << 20)
+    digest = hashlib.sha256(blob).hexdigest()
+    if harm == "flip":
+        bad = bytes([blob[0] ^ 1]) + blob[1:]
+        store.put(key, bad)
+        words = [f"SHA-256 {hashlib.sha256(bad).hexdigest()}", f"says {digest}"]
+    elif harm == "cut":
+        store.put(key, blob[:-1])
+        words = [f"has {len(blob) - 1} bytes", f"says {len(blob)}"]
+    else:
+        store.delete(key)
+        words = ["no such object"]
+    follower = reader(store, zeros_like(states[0]), clock=clock, timeout_s=1.0)
+    with pytest.raises(ChainError, match="version 0 cannot be reached") as error:
+        follower.pull(version)
+    for word in (key, *words, "version 0 (record 2)", "gymfast sync fsck", "anchor"):
+        assert word in str(error.value)
+    assert follower.status.last_error == str(error.value)
+
+
 def test_gc_of_an_unknown_run_is_not_found():
     with pytest.raises(NotFoundError, match="no run 'nobody'"):
         collect(MemoryStore(), "nobody", keep=1)
@@ -155,19 +183,20 @@ def test_gc_says_what_it_would_do_and_who_holds_it_up():
     source = publisher(store, anchor_every=2, keep=50)
     for weights in states:
         source.publish(weights)
+    publisher(store)  # the objects of the first one may go now
     before = list(store.list(""))
-    told = collect(store, RUN, keep=1, dry_run=True, is_abandoned=True)
+    told = collect(store, RUN, keep=1, dry_run=True)
     assert told.records
     assert told.num_objects
     assert told.num_bytes
     assert list(store.list("")) == before
     follower = reader(store, copy_of(states[1]))
     follower.fetch(2)
-    held = collect(store, RUN, keep=1, is_abandoned=True)
+    held = collect(store, RUN, keep=1)
     assert held.held_by == 4
     assert held.num_leases == 1
     follower.apply()
-    done = collect(store, RUN, keep=1, is_abandoned=True)
+    done = collect(store, RUN, keep=1)
     assert done.held_by is None
     live = zeros_like(states[0])
     reader(store, live).pull()
@@ -186,8 +215,11 @@ def test_a_copy_of_an_older_anchor_in_a_later_place_is_no_way_in():
     store.put(KEYS.record(records[-1].seq + 1), blob)
     live = zeros_like(states[0])
     follower = reader(store, live, timeout_s=1.0)
-    place = records[-1].seq + 1
-    with pytest.raises(ChainError, match=f"record {old} lies where record {place}"):
-        follower.pull()
-    assert_same(live, zeros_like(states[0]))
-    assert fsck(store, RUN).damage
+    assert follower.pull().version == 5
+    assert_same(live, states[5])
+    (finding,) = fsck(store, RUN).damage
+    assert f"record {old} lies where record {records[-1].seq + 1} belongs" in finding.problem
+    again = publisher(store)
+    assert again.publish(states[4]).version > 5
+    follower.pull()
+    assert_same(live, states[4])

@@ -216,14 +216,17 @@ def test_i83_a_hostile_run_name_is_refused(run):
 
 def test_keys_sort_like_their_numbers_and_tell_them():
     keys = RunKeys("r")
-    numbers = [1, 9, 10, 99, 100, 2**53]
+    numbers = [1, 9, 10, 99, 100, 2**53 - 1]
     random.Random(1).shuffle(numbers)
     assert sorted(map(keys.record, numbers)) == [keys.record(n) for n in sorted(numbers)]
-    assert [number_of(keys.record(n)) for n in numbers] == numbers
-    assert number_of("r/log/12") is None
-    assert number_of("r/log/" + "٣" * 20) is None
-    assert object_of(keys.object(7, "ab")) == (7, "ab")
-    assert object_of("r/objects/x/ab") is None
+    log, objects = keys.log_prefix, keys.objects_prefix
+    assert [number_of(keys.record(n), log) for n in numbers] == numbers
+    others = ("12", "٣" * 20, f"x/{7:020d}", f"{7:020d}/x", f"{0:020d}", f"{2**53:020d}", "9" * 20)
+    assert [number_of(log + name, log) for name in others] == [None] * len(others)
+    assert number_of(f"{7:020d}", log) is None
+    assert object_of(keys.object(7, "ab"), objects) == (7, "ab")
+    for name in ("x/ab", f"x/{7:020d}/ab", f"{7:020d}", f"{7:020d}/ab/cd"):
+        assert object_of(objects + name, objects) is None
 
 
 def test_records_are_immutable():

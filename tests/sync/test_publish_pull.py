@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from sync.harness import (
     RUN,
-    WrappedStore,
+    PassThroughStore,
     assert_same,
     copy_of,
     history,
@@ -260,13 +260,12 @@ def test_r30_an_old_publisher_is_told_who_fenced_it(store):
 
 
 def test_a_store_without_create_only_writes_needs_a_single_writer():
-    class Careless(WrappedStore):
-        has_create_only = False
-
+    class Careless(PassThroughStore):
         def create(self, key, data):
             self.inner.put(key, data)
 
     store = Careless(MemoryStore())
+    store.has_create_only = False
     with pytest.raises(StoreError, match="create-only"):
         publisher(store)
     states = history(4)
@@ -279,7 +278,7 @@ def test_a_store_without_create_only_writes_needs_a_single_writer():
 
 
 def test_i24_a_store_that_lies_about_create_only_writes_is_refused():
-    class Liar(WrappedStore):
+    class Liar(PassThroughStore):
         def create(self, key, data):
             self.inner.put(key, data)
 

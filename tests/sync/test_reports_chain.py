@@ -27,7 +27,7 @@ from sync.harness import (
 )
 
 from gymfast.cli import main
-from gymfast.errors import ChainError, ConflictError, FormatError, NotFoundError, StoreError
+from gymfast.errors import ChainError, ConflictError, NotFoundError, StoreError
 from gymfast.stores import FileStore, MemoryStore
 from gymfast.sync import CheckpointTarget, LiveTarget, State, Subscriber
 from gymfast.sync.keys import RunKeys
@@ -395,7 +395,7 @@ def test_i32_mix_and_match_an_object_replaced_by_its_older_version_is_refused():
     assert_same(live, states[2])
 
 
-def test_i32_a_record_of_the_log_replaced_by_its_older_version_is_refused():
+def test_i32_a_record_of_the_log_replaced_by_an_older_one_is_damage_and_no_rollback():
     store, states = MemoryStore(), history(4)
     source = publisher(store)
     live = zeros_like(states[0])
@@ -405,9 +405,13 @@ def test_i32_a_record_of_the_log_replaced_by_its_older_version_is_refused():
     for weights in states[1:]:
         source.publish(weights)
     store.put(KEYS.record(5), store.get(KEYS.record(3), max_bytes=1 << 20))
-    with pytest.raises((ChainError, FormatError)):
-        follower.pull()
-    assert follower.version == 0
+    with pytest.raises(NotFoundError, match="record 3 lies where record 5 belongs"):
+        follower.pull(3)
+    assert follower.pull().version == 2
+    assert_same(live, states[2])
+    assert follower.pull().kind == "nothing"
+    source.publish(states[0], anchor=True)
+    assert follower.pull().version == 5
     assert_same(live, states[0])
 
 

@@ -30,7 +30,7 @@ from gymfast.errors import (
     NotFoundError,
 )
 from gymfast.stores import MemoryStore
-from gymfast.sync import CheckpointTarget, LiveTarget, Publisher, Subscriber
+from gymfast.sync import CheckpointTarget, GroupTarget, LiveTarget, Publisher, Subscriber, Target
 from gymfast.sync import State as TargetState
 from gymfast.sync.keys import RunKeys
 
@@ -134,6 +134,96 @@ def test_a_subscriber_waits_with_a_deadline():
     assert_same(live, states[1])
 
 
+class FailsAtFirst:
+    """Passes on to a target whose first write fails: before it, or with a crash of the process."""
+
+    def __init__(self, inner: Target) -> None:
+        self.inner = inner
+        self.error: BaseException | None = OSError("no room")
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def write(self, frames, *, is_known):
+        if self.error is not None:
+            error, self.error = self.error, None
+            raise error
+        return self.inner.write(frames, is_known=is_known)
+
+
+@pytest.mark.parametrize("num_members", [1, 2])
+def test_a_first_install_that_fails_leaves_an_empty_live_target_empty(num_members):
+    store, states = MemoryStore(), history(1)
+    publisher(store).publish(states[0])
+    lives = [{} for _ in range(num_members)]
+    target = FailsAtFirst(GroupTarget([LiveTarget(live, threads=1) for live in lives]))
+    follower = Subscriber(store, RUN, target)
+    with pytest.raises(OSError, match="no room"):
+        follower.pull()
+    assert (follower.state, follower.version) == (TargetState.EMPTY, None)
+    assert Subscriber(store, RUN, target).state is TargetState.EMPTY
+    assert follower.pull().kind == "anchor"
+    for live in lives:
+        assert_same(live, states[0])
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+@pytest.mark.parametrize("name", ["model.safetensors", "directory"])
+def test_a_first_install_that_fails_leaves_no_checkpoint_and_an_empty_target(
+    tmp_path, name, is_killed, monkeypatch
+):
+    store, states = MemoryStore(), history(1)
+    publisher(store).publish(states[0])
+    path = tmp_path / name
+    target = FailsAtFirst(CheckpointTarget(path, threads=1))
+    with Subscriber(store, RUN, target) as follower:
+        if is_killed:
+            monkeypatch.setattr(follower._installer, "_settle", lambda tips: None)
+        with pytest.raises(OSError, match="no room"):
+            follower.pull()
+        if not is_killed:
+            assert follower.state is TargetState.EMPTY
+    assert not path.exists()
+    with Subscriber(store, RUN, CheckpointTarget(path, threads=1)) as follower:
+        assert follower.state is TargetState.EMPTY
+        assert follower.pull().kind == "anchor"
+        assert follower.version == 0
+    assert path.exists()
+
+
+def test_a_first_install_that_fails_leaves_other_weights_empty_and_as_they_were(tmp_path):
+    """Also for the next process: weights that are no version are not inconsistent."""
+    store, states = MemoryStore(), history(1)
+    publisher(store).publish(states[0])
+    path = tmp_path / "model.safetensors"
+    other = zeros_like(states[0])
+    save_file(other, path)
+    for _ in range(2):
+        target = FailsAtFirst(CheckpointTarget(path, threads=1))
+        with Subscriber(store, RUN, target) as follower:
+            assert follower.state is TargetState.EMPTY
+            with pytest.raises(OSError, match="no room"):
+                follower.pull()
+            assert follower.state is TargetState.EMPTY
+        assert_same(load_file(path), other)
+    with Subscriber(store, RUN, CheckpointTarget(path, threads=1)) as follower:
+        follower.pull()
+    assert_same(load_file(path), states[0])
+
+
+def test_a_target_that_held_a_version_and_is_gone_is_inconsistent(tmp_path):
+    store, states = MemoryStore(), history(1)
+    publisher(store).publish(states[0])
+    path = tmp_path / "model.safetensors"
+    with Subscriber(store, RUN, CheckpointTarget(path, threads=1)) as follower:
+        follower.pull()
+    path.unlink()
+    with Subscriber(store, RUN, CheckpointTarget(path, threads=1)) as follower:
+        assert follower.state is TargetState.INCONSISTENT
+        assert follower.pull().version == 0
+    assert_same(load_file(path), states[0])
+
+
 def test_i32_a_log_that_stands_still_is_stale():
     store, clock = MemoryStore(), ManualClock()
     source, states = publisher(store, clock=clock), history(2)
@@ -152,6 +242,45 @@ def test_i32_a_log_that_stands_still_is_stale():
     clock.now_s += 61
     late.poll()
     assert late.is_stale, "a reader that has just started sees the age of the record"
+
+
+def test_an_old_log_stays_stale_after_an_install_and_after_a_restart():
+    """The age of the newest record known counts, whether it is installed or not."""
+    store, clock = MemoryStore(), ManualClock()
+    source, states = publisher(store, clock=clock), history(2)
+    source.publish(states[0])
+    clock.now_s += 61
+    live = zeros_like(states[0])
+    target = LiveTarget(live, threads=1)
+    follower = Subscriber(store, RUN, target, clock=clock, freshness_s=60.0)
+    follower.pull()
+    assert follower.is_stale
+    assert follower.status.unchanged_s == pytest.approx(61)
+    follower.poll()
+    assert follower.is_stale
+    again = Subscriber(store, RUN, target, clock=clock, freshness_s=60.0)
+    assert again.version == 0
+    again.poll()
+    assert again.is_stale
+    source.publish(states[1])
+    again.pull()
+    assert not again.is_stale
+    assert_same(live, states[1])
+
+
+def test_a_place_whose_record_is_gone_or_unreadable_has_no_age():
+    store, clock = MemoryStore(), ManualClock()
+    source, states = publisher(store, clock=clock), history(1)
+    source.publish(states[0])
+    target = LiveTarget(zeros_like(states[0]), threads=1)
+    Subscriber(store, RUN, target, clock=clock).pull()
+    clock.now_s += 61
+    store.put(KEYS.record(2), b"garbage")
+    follower = Subscriber(store, RUN, target, clock=clock, freshness_s=60.0)
+    follower.poll()
+    assert not follower.is_stale
+    clock.now_s += 61
+    assert follower.is_stale
 
 
 def test_a_clock_that_runs_backwards_harms_nothing(store):

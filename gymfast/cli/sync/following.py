@@ -2,48 +2,76 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from gymfast.cli.options import key_option, read_key, threads_option
 from gymfast.cli.output import format_size
 from gymfast.errors import CoverageError, NotFoundError
 
 if TYPE_CHECKING:
     from gymfast.sync import InstallReport, Subscriber
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0
+Command = Callable[..., Any]
 
-reader_option = click.option(
-    "--reader", metavar="NAME", help="Name of this reader in leases.  [default: a random one]"
+_OPTIONS = (
+    click.option(
+        "--force", is_flag=True, help="Replace DEST even if it has tensors of other names."
+    ),
+    click.option(
+        "--staging-dir",
+        type=click.Path(file_okay=False, path_type=Path),
+        metavar="DIR",
+        help="Stage frames in this folder.  [default: in memory]",
+    ),
+    click.option(
+        "--reader", metavar="NAME", help="Name of this reader in leases.  [default: a random one]"
+    ),
+    threads_option,
+    key_option,
 )
-force_option = click.option(
-    "--force", is_flag=True, help="Replace DEST even if it has tensors of other names."
-)
-staging_option = click.option(
-    "--staging-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Stage frames in this folder.  [default: in memory]",
-)
+
+
+@dataclass(frozen=True)
+class Reader:
+    """What the options of a command say about the reader that it is."""
+
+    name: str | None
+    staging_dir: Path | None
+    threads: int | None
+    is_forced: bool
+    key: bytes | None
+
+
+def reader_options(command: Command) -> Command:
+    """The options of a command that keeps a checkpoint; it gets them as one argument `reader`."""
+
+    @wraps(command)
+    def run(
+        *args: Any,
+        force: bool,
+        staging_dir: Path | None,
+        reader: str | None,
+        threads: int | None,
+        key_file: Path | None,
+        **others: Any,
+    ) -> None:
+        found = Reader(reader, staging_dir, threads, force, read_key(key_file))
+        command(*args, reader=found, **others)
+
+    for option in reversed(_OPTIONS):
+        run = option(run)
+    return run
 
 
 @contextmanager
-def open_subscriber(
-    store: str,
-    run: str,
-    dest: Path,
-    *,
-    reader_id: str | None,
-    staging_dir: Path | None,
-    threads: int | None,
-    is_forced: bool,
-    key: bytes | None,
-) -> Iterator[Subscriber]:
+def open_subscriber(store: str, run: str, dest: Path, reader: Reader) -> Iterator[Subscriber]:
     """A subscriber of a run that keeps the checkpoint `dest`, closed at the end of the block.
 
     A `dest` that is there but no checkpoint is refused; one of other tensors too, unless forced.
@@ -53,10 +81,13 @@ def open_subscriber(
 
     if dest.is_file() or (dest.is_dir() and any(dest.iterdir())):
         check_checkpoint(dest)
-    target = CheckpointTarget(dest, allow_new_names=is_forced, threads=threads)
+    target = CheckpointTarget(dest, allow_new_names=reader.is_forced, threads=reader.threads)
     try:
         subscriber = Subscriber(
-            store, run, target, reader_id=reader_id, staging_dir=staging_dir, key=key
+            *(store, run, target),
+            reader_id=reader.name,
+            staging_dir=reader.staging_dir,
+            key=reader.key,
         )
     except BaseException:
         target.close()
@@ -74,18 +105,6 @@ def naming_run(store: str, run: str) -> Iterator[None]:
         raise NotFoundError(f"run '{run}' in {store}: {error}") from error
     except CoverageError as error:
         raise CoverageError(f"{error} (--force does that)", error.number) from error
-
-
-def wait_until_visible(subscriber: Subscriber, version: int, timeout_s: float) -> None:
-    """Return once that version, or a newer one, is published; DeadlineError if it does not come."""
-    from gymfast.sync.clock import Deadline, SystemClock
-
-    deadline = Deadline(SystemClock(), timeout_s)
-    for _ in deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
-        newest = subscriber.poll()
-        if newest is not None and newest >= version:
-            return
-    deadline.require(f"waiting for version {version}")
 
 
 def install_fields(dest: Path, report: InstallReport) -> dict[str, object]:

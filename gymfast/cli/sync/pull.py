@@ -6,24 +6,15 @@ from pathlib import Path
 
 import click
 
-from gymfast.cli.options import (
-    NEW,
-    key_option,
-    read_key,
-    run_option,
-    store_argument,
-    threads_option,
-)
+from gymfast.cli.options import NEW, run_option, store_argument
 from gymfast.cli.output import Output, with_output
 from gymfast.cli.sync.following import (
-    force_option,
+    Reader,
     install_fields,
     install_text,
     naming_run,
     open_subscriber,
-    reader_option,
-    staging_option,
-    wait_until_visible,
+    reader_options,
 )
 
 _EPILOG = """\b
@@ -52,11 +43,7 @@ Examples:
     metavar="S",
     help="Seconds to wait for a version that is not there yet.  [default: 0]",
 )
-@force_option
-@staging_option
-@reader_option
-@threads_option
-@key_option
+@reader_options
 @with_output
 def command(
     output: Output,
@@ -65,11 +52,7 @@ def command(
     run: str,
     version: int | None,
     timeout_s: float,
-    force: bool,
-    staging_dir: Path | None,
-    reader: str | None,
-    threads: int | None,
-    key_file: Path | None,
+    reader: Reader,
 ) -> None:
     """Bring the checkpoint DEST to a version, exactly.
 
@@ -80,16 +63,9 @@ def command(
 
     Exit code 5: there is no such version (yet).
     """
-    with open_subscriber(
-        *(store, run, dest),
-        reader_id=reader,
-        staging_dir=staging_dir,
-        threads=threads,
-        is_forced=force,
-        key=read_key(key_file),
-    ) as subscriber:
+    with open_subscriber(store, run, dest, reader) as subscriber:
         if timeout_s > 0:
-            wait_until_visible(subscriber, version or 0, timeout_s)
+            subscriber.wait_until_visible(version or 0, timeout_s)
         with naming_run(store, run), output.progress("pull") as advance:
             report = subscriber.pull(version, advance=advance)
     output.result(install_fields(dest, report), install_text(dest, report))

@@ -60,14 +60,13 @@ def command(
     from gymfast.delta.checkpoint import digest_checkpoint
     from gymfast.delta.frame import root_of
     from gymfast.stores import open_store
-    from gymfast.sync.cleaner import read_records
     from gymfast.sync.keys import RunKeys
     from gymfast.sync.log import Log
     from gymfast.sync.manifest import StateRecord
     from gymfast.sync.status import find_state
 
     log = Log(open_store(store), RunKeys(run), read_key(key_file))
-    records = read_records(log)
+    records, _ = log.read_all()
     wanted = find_state(records, version, run)
     with output.progress(f"read {dest}") as advance:
         entries = digest_checkpoint(dest, threads=threads, progress=advance)

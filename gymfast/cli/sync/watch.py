@@ -10,22 +10,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymfast.cli.options import (
-    NEW,
-    key_option,
-    read_key,
-    run_option,
-    store_argument,
-    threads_option,
-)
+from gymfast.cli.options import NEW, run_option, store_argument
 from gymfast.cli.output import Output, format_size, with_output
 from gymfast.cli.sync.following import (
-    force_option,
+    Reader,
     install_fields,
     install_text,
     open_subscriber,
-    reader_option,
-    staging_option,
+    reader_options,
 )
 from gymfast.errors import (
     ChainError,
@@ -72,11 +64,7 @@ Examples:
     metavar="S",
     help="End (exit code 4) after S seconds without a new version.",
 )
-@force_option
-@staging_option
-@reader_option
-@threads_option
-@key_option
+@reader_options
 @with_output
 def command(
     output: Output,
@@ -86,11 +74,7 @@ def command(
     interval_s: float,
     until: int | None,
     timeout_s: float | None,
-    force: bool,
-    staging_dir: Path | None,
-    reader: str | None,
-    threads: int | None,
-    key_file: Path | None,
+    reader: Reader,
 ) -> None:
     """Follow a run: pull each version as it appears.
 
@@ -99,19 +83,11 @@ def command(
     object or a store that fails is a warning: DEST keeps its version and the next
     look tries again. Without DEST the versions are only listed.
     """
-    key = read_key(key_file)
     looks = _Looks(output, interval_s, timeout_s, until)
     if dest is None:
-        _list_versions(output, looks, _open_log(store, run, key))
+        _list_versions(output, looks, _open_log(store, run, reader.key))
         return
-    with open_subscriber(
-        *(store, run, dest),
-        reader_id=reader,
-        staging_dir=staging_dir,
-        threads=threads,
-        is_forced=force,
-        key=key,
-    ) as subscriber:
+    with open_subscriber(store, run, dest, reader) as subscriber:
         _follow(output, looks, subscriber, dest)
 
 
