@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from gymfast.cli.files import read_key_file
+
 PROFILES = ("auto", "fast", "small")
 
 EXISTING = click.Path(exists=True, path_type=Path)
@@ -40,9 +42,5 @@ key_option = click.option(
 
 
 def read_key(path: Path | None) -> bytes | None:
-    """The bytes of a key file, without one line end (LF or CRLF) if it ends with one.
-
-    None without a file. Raises OSError.
-    """
-    key = None if path is None else path.read_bytes()
-    return key and key.removesuffix(b"\r\n" if key.endswith(b"\r\n") else b"\n")
+    """The key in a file (files.read_key_file); None without a file."""
+    return None if path is None else read_key_file(path)
