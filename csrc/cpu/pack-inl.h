@@ -146,12 +146,16 @@ inline std::uint32_t low_field(const std::uint8_t* lows, std::uint64_t bit, std:
   return static_cast<std::uint32_t>((value >> (bit & 7)) & mask);
 }
 
+struct NoVisit {
+  void operator()(std::uint64_t) const {}
+};
+
 // Decodes `count` values; with kPositions their running sums (+1 per step): ascending positions.
-// Every value (position) must be below `limit`.
-template <bool kPositions>
+// Every value (position) must be below `limit`; `visit` gets each position, checked.
+template <bool kPositions, class Visit = NoVisit>
 inline Error unpack_split_rice(const std::uint8_t* lows, std::uint64_t* low_bit, UnaryReader& unary,
                                unsigned l, std::uint32_t count, std::uint64_t limit,
-                               std::uint32_t* out) {
+                               std::uint32_t* out, Visit&& visit = NoVisit()) {
   const std::uint64_t mask = (std::uint64_t{1} << l) - 1;
   std::uint64_t bit = *low_bit, next = unary.next, position = 0;
   std::uint64_t word = unary.word, word_index = unary.word_index;
@@ -175,6 +179,7 @@ inline Error unpack_split_rice(const std::uint8_t* lows, std::uint64_t* low_bit,
       out[i] = static_cast<std::uint32_t>(position);
       ++position;
       if (largest >= limit) return Error::kPositionRange;
+      visit(largest);
     } else {
       largest |= value >= limit;
       out[i] = static_cast<std::uint32_t>(value);
