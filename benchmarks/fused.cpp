@@ -37,8 +37,12 @@ extern "C" {
 // Units that differ; base becomes next. Sums of the digest steps go to `digest` (2 words).
 std::uint64_t bounds_fused(std::uint16_t* base, const std::uint16_t* next, std::size_t num_units,
                            std::size_t block_units, std::uint64_t* digest) {
-  std::vector<std::uint32_t> index(block_units + 128);
-  std::vector<std::uint16_t> before(block_units + 128), after(block_units + 128);
+  // Kept from call to call, as the codec keeps its scratch memory.
+  static thread_local std::vector<std::uint32_t> index;
+  static thread_local std::vector<std::uint16_t> before, after;
+  index.resize(std::max(index.size(), block_units + 128));
+  before.resize(index.size());
+  after.resize(index.size());
   gymfast::Scratch scratch;
   scratch.index = index.data();
   scratch.before = reinterpret_cast<std::uint8_t*>(before.data());

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -236,8 +237,7 @@ class EncodePass:
         return encoded
 
 
-@dataclass(frozen=True)
-class _Place:
+class _Place(NamedTuple):
     """Where in the frame a job belongs: begin or end of a tensor, or blocks of it."""
 
     entry: Entry
