@@ -15,25 +15,31 @@ from gymfast.delta.geometry import Geometry
 from gymfast.errors import ChecksumError, FormatError
 
 ROOT = Path(__file__).parents[1]
-SOURCES = [
-    ("c++", ROOT / "csrc/cuda/codec.cu"),
-    ("c++", ROOT / "csrc/cuda/host_shim.cpp"),
-    ("c++", ROOT / "tests/cuda/shim.cpp"),
-]
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DGYMFAST_CUDA_SHIM"]
 RESULT_CHECK = 58
 BAD_ARGUMENT = 90
 NO_PARAMS = BlockParams(0, 0, 0, True)
 
 
-def compile_shim(target: Path, *flags: str, sources: list[Path] | None = None) -> Path:
+def compile_shim(
+    target: Path, *flags: str, program: Path | None = None, tsan: bool = False
+) -> Path:
     """`target`, compiled from the kernels and the shim with the C++ compiler at hand."""
-    files = [path for _, path in SOURCES[:2]] + (sources or [SOURCES[2][1]])
-    command = [os.environ.get("CXX", "g++"), *FLAGS, "-I", str(ROOT / "csrc"), *flags]
-    command += ["-x", "c++", *map(str, files), "-o", str(target)]
+    kernels = [ROOT / "csrc/cuda/codec.cu", program or ROOT / "tests/cuda/shim.cpp"]
+    shim = target.with_suffix(".shim.o")
+    # The books of the shim are no memory of a kernel: only the kernels are watched for races.
+    shim_flags = ["-O2", "-DGYMFAST_TSAN", "-fPIC"] if tsan else flags
+    flags = (*flags, "-fsanitize=thread") if tsan else flags
+    _compile(*shim_flags, "-c", ROOT / "csrc/cuda/host_shim.cpp", "-o", shim)
+    _compile(*flags, *kernels, "-x", "none", shim, "-o", target)
+    return target
+
+
+def _compile(*arguments: str | Path) -> None:
+    compiler = os.environ.get("CXX", "g++")
+    command = [compiler, *FLAGS, "-I", str(ROOT / "csrc"), "-x", "c++", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{command}\n{done.stderr[-4000:]}"
-    return target
 
 
 class _Run(ctypes.Structure):
@@ -60,13 +66,14 @@ class ShimBackend:
     """A Backend whose digest, encode and apply are the CUDA kernels; `shift` misaligns tensors."""
 
     library: ctypes.CDLL
-    shift: int = 0
+    shift: float = 0
 
     name = "cuda-shim"
 
     @classmethod
     def load(cls, path: Path) -> ShimBackend:
-        library = ctypes.CDLL(str(path))
+        # Holds the GIL: the shim runs on one thread at a time, the workers of apply are many.
+        library = ctypes.PyDLL(str(path))
         library.shim_problem.restype = ctypes.c_char_p
         library.shim_body_capacity.restype = ctypes.c_uint64
         return cls(library)
@@ -162,7 +169,7 @@ class ShimBackend:
         grid = (geometry.cols, geometry.tile_rows, geometry.tile_cols)
         code = (params.profile, params.class_shift, params.class_base, int(params.has_base))
         return ctypes.byref(
-            _Run(*shape, *grid, *code, first, count, self.shift * geometry.unit_bytes)
+            _Run(*shape, *grid, *code, first, count, int(self.shift * geometry.unit_bytes))
         )
 
     def _check(self, number: int) -> None:

@@ -360,7 +360,7 @@ __device__ Error apply_dense(const ApplyArgs<T>& args, const BlockJob<T>& job,
 }
 
 template <class T>
-__global__ __launch_bounds__(kThreads) void apply_kernel(ApplyArgs<T> args) {
+__global__ __launch_bounds__(kThreads, 6) void apply_kernel(ApplyArgs<T> args) {
   GYMFAST_SHARED(DecodeShared, shared);
   const BlockEntry entry = args.entries[blockIdx.x];
   if (entry.mode == Mode::kUnchanged) return;

@@ -154,7 +154,7 @@ __device__ inline void emit_changes(const Changes<T>& changes, std::uint64_t slo
 
 // One warp a chunk; quiet steps (512 bytes without a change) cost two loads and a vote.
 template <class T>
-__global__ __launch_bounds__(kDiffThreads) void diff_kernel(DiffArgs<T> args) {
+__global__ __launch_bounds__(kDiffThreads, 5) void diff_kernel(DiffArgs<T> args) {
   const std::uint64_t chunk = std::uint64_t{blockIdx.x} * kDiffWarps + warp_id();
   if (chunk >= args.num_chunks) return;
   const std::uint64_t block = chunk / args.chunks_per_block;

@@ -13,23 +13,13 @@
 #define GYMFAST_ASAN 1
 #endif
 #endif
-#if defined(__SANITIZE_THREAD__)
-#define GYMFAST_TSAN 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define GYMFAST_TSAN 1
-#endif
-#endif
-
 #ifdef GYMFAST_ASAN
 #include <sanitizer/common_interface_defs.h>
 #endif
+// Defined where the kernels are built with ThreadSanitizer. This file never is: its books are kept
+// by whoever runs, and fibres never run at the same time.
 #ifdef GYMFAST_TSAN
 #include <sanitizer/tsan_interface.h>
-// The shim's own books are kept by whoever runs; fibres never run at the same time.
-#define GYMFAST_UNCHECKED __attribute__((no_sanitize("thread"), noinline))
-#else
-#define GYMFAST_UNCHECKED
 #endif
 #if !defined(__x86_64__)
 #include <ucontext.h>
@@ -127,7 +117,7 @@ gymfast_shim_switch:
 )");
 #endif
 
-GYMFAST_UNCHECKED void switch_to(Fibre* to) {
+void switch_to(Fibre* to) {
   Machine& m = machine();
   Fibre* from = m.current;
   m.current = to;
@@ -149,7 +139,7 @@ GYMFAST_UNCHECKED void switch_to(Fibre* to) {
 #endif
 }
 
-GYMFAST_UNCHECKED Fibre* leave_ring(Fibre* fibre) {
+Fibre* leave_ring(Fibre* fibre) {
   Machine& m = machine();
   Fibre* next = fibre->next == fibre ? &m.host : fibre->next;
   fibre->previous->next = fibre->next;
@@ -159,7 +149,7 @@ GYMFAST_UNCHECKED Fibre* leave_ring(Fibre* fibre) {
   return next;
 }
 
-GYMFAST_UNCHECKED void fibre_main() {
+void fibre_main() {
 #ifdef GYMFAST_ASAN
   const void* bottom;
   std::size_t size;
@@ -176,7 +166,7 @@ GYMFAST_UNCHECKED void fibre_main() {
   }
 }
 
-GYMFAST_UNCHECKED void yield() {
+void yield() {
   Machine& m = machine();
   if (++m.idle_switches > 4 * m.num_threads + 4) {
     die("no thread can go on: a barrier or warp operation that not all threads reach");
@@ -184,7 +174,7 @@ GYMFAST_UNCHECKED void yield() {
   switch_to(m.current->next);
 }
 
-GYMFAST_UNCHECKED void wait(Barrier& barrier, unsigned expected, int op, bool orders_memory) {
+void wait(Barrier& barrier, unsigned expected, int op, bool orders_memory) {
   Machine& m = machine();
   const unsigned generation = barrier.generation;
   if (barrier.arrived != 0 && barrier.op != op) die("different warp operations meet");
@@ -206,7 +196,7 @@ GYMFAST_UNCHECKED void wait(Barrier& barrier, unsigned expected, int op, bool or
 #endif
 }
 
-GYMFAST_UNCHECKED Fibre* make_fibre() {
+Fibre* make_fibre() {
   auto* fibre = new Fibre;
   fibre->stack.reset(new std::uint8_t[kStackBytes]);
 #ifdef GYMFAST_ASAN
@@ -234,7 +224,7 @@ GYMFAST_UNCHECKED Fibre* make_fibre() {
   return fibre;
 }
 
-GYMFAST_UNCHECKED void run_group(unsigned num_threads) {
+void run_group(unsigned num_threads) {
   Machine& m = machine();
   m.barrier = Barrier();
   for (unsigned w = 0; w < num_threads / 32; ++w) m.warps[w].barrier = Barrier();
@@ -258,7 +248,7 @@ GYMFAST_UNCHECKED void run_group(unsigned num_threads) {
 
 }  // namespace
 
-GYMFAST_UNCHECKED void run_grid(unsigned num_groups, unsigned num_threads,
+void run_grid(unsigned num_groups, unsigned num_threads,
                                 const std::function<void()>& kernel) {
   Machine& m = machine();
   if (num_threads == 0 || num_threads % 32 != 0 || num_threads > kMaxThreads) {
@@ -282,10 +272,10 @@ GYMFAST_UNCHECKED void run_grid(unsigned num_groups, unsigned num_threads,
 
 void set_descending(bool is_descending) { machine().is_descending = is_descending; }
 
-GYMFAST_UNCHECKED Index thread_index() { return {machine().current->thread}; }
-GYMFAST_UNCHECKED Index group_index() { return {machine().group}; }
+Index thread_index() { return {machine().current->thread}; }
+Index group_index() { return {machine().group}; }
 
-GYMFAST_UNCHECKED void* shared_memory(std::size_t size) {
+void* shared_memory(std::size_t size) {
   Machine& m = machine();
   const unsigned i = m.current->num_shared++;
   if (i == m.shared.size()) {
@@ -297,18 +287,18 @@ GYMFAST_UNCHECKED void* shared_memory(std::size_t size) {
   return m.shared[i].get();
 }
 
-GYMFAST_UNCHECKED void sync_threads() {
+void sync_threads() {
   Machine& m = machine();
   if (m.num_live != m.num_threads) die("a barrier after a thread of the block has ended");
   wait(m.barrier, m.num_threads, 0, true);
 }
 
-GYMFAST_UNCHECKED void sync_warp() {
+void sync_warp() {
   Machine& m = machine();
   wait(m.warps[m.current->thread / 32].barrier, 32, 100, true);
 }
 
-GYMFAST_UNCHECKED const std::uint64_t* exchange(WarpOp op, unsigned mask, std::uint64_t value) {
+const std::uint64_t* exchange(WarpOp op, unsigned mask, std::uint64_t value) {
   Machine& m = machine();
   if (mask != 0xFFFFFFFFu) die("warp operations here take all 32 lanes");
   Warp& warp = m.warps[m.current->thread / 32];

@@ -369,7 +369,7 @@ struct PlanShared {
 };
 
 template <class T>
-__global__ __launch_bounds__(kThreads) void plan_kernel(EncodeArgs<T> args) {
+__global__ __launch_bounds__(kThreads, 6) void plan_kernel(EncodeArgs<T> args) {
   GYMFAST_SHARED(PlanShared, shared);
   const std::uint64_t block = blockIdx.x;
   BlockPlan& plan = args.plans[block];

@@ -87,7 +87,7 @@ __device__ inline void store_class_counts(const ClassCounts& counts, std::uint32
 
 // As diff_kernel, and also ranks of changed units and counts of classes within each chunk.
 template <class T>
-__global__ __launch_bounds__(kDiffThreads) void diff_ranks_kernel(DiffArgs<T> args) {
+__global__ __launch_bounds__(kDiffThreads, 3) void diff_ranks_kernel(DiffArgs<T> args) {
   const std::uint64_t chunk = std::uint64_t{blockIdx.x} * kDiffWarps + warp_id();
   if (chunk >= args.num_chunks) return;
   const std::uint64_t block = chunk / args.chunks_per_block;

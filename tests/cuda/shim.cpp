@@ -19,11 +19,9 @@ using gymfast::cuda::Section;
 // `shift` moves the start off its 256-byte alignment.
 class Memory {
  public:
-  explicit Memory(std::size_t size, std::size_t shift = 0)
-      : memory_(std::aligned_alloc(256, (size + shift + 255) / 256 * 256)), shift_(shift) {
-    // An exact piece where alignment allows it: aligned_alloc rounds up, so the rest is poison only
-    // to a reader that looks at the values.
-    std::memset(memory_, 0xA5, (size + shift + 255) / 256 * 256);
+  explicit Memory(std::size_t size, std::size_t shift = 0) : shift_(shift) {
+    if (posix_memalign(&memory_, 256, size + shift + (size + shift == 0)) != 0) std::abort();
+    std::memset(memory_, 0xA5, size + shift);
   }
   ~Memory() { std::free(memory_); }
   Memory(const Memory&) = delete;
@@ -35,7 +33,7 @@ class Memory {
   }
 
  private:
-  void* memory_;
+  void* memory_ = nullptr;
   std::size_t shift_;
 };
 
