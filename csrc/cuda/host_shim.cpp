@@ -77,6 +77,9 @@ struct Machine {
   Warp warps[kMaxThreads / 32];
   std::vector<std::unique_ptr<std::uint8_t[]>> shared;  // one exact piece for each declaration
   std::vector<std::size_t> shared_sizes;
+  char started = 0;  // addresses that ThreadSanitizer orders the host and the kernel by
+  char ended = 0;
+  char allocated = 0;
 };
 
 Machine& machine() {
@@ -117,6 +120,14 @@ gymfast_shim_switch:
 )");
 #endif
 
+#ifdef GYMFAST_TSAN
+void order_before(void* at) { __tsan_release(at); }
+void order_after(void* at) { __tsan_acquire(at); }
+#else
+void order_before(void*) {}
+void order_after(void*) {}
+#endif
+
 void switch_to(Fibre* to) {
   Machine& m = machine();
   Fibre* from = m.current;
@@ -126,8 +137,7 @@ void switch_to(Fibre* to) {
   __sanitizer_start_switch_fiber(&from->fake_stack, to->asan_bottom, to->asan_size);
 #endif
 #ifdef GYMFAST_TSAN
-  const bool is_host = from == &m.host || to == &m.host;
-  __tsan_switch_to_fiber(to->tsan, is_host ? 0 : __tsan_switch_to_fiber_no_sync);
+  __tsan_switch_to_fiber(to->tsan, __tsan_switch_to_fiber_no_sync);
 #endif
 #if defined(__x86_64__)
   gymfast_shim_switch(&from->stack_pointer, to->stack_pointer);
@@ -160,7 +170,9 @@ void fibre_main() {
   }
 #endif
   for (;;) {
+    order_after(&machine().started);
     (*machine().kernel)();
+    order_before(&machine().ended);
     Fibre* self = machine().current;
     switch_to(leave_ring(self));  // reused by the next thread block
   }
@@ -179,11 +191,7 @@ void wait(Barrier& barrier, unsigned expected, int op, bool orders_memory) {
   const unsigned generation = barrier.generation;
   if (barrier.arrived != 0 && barrier.op != op) die("different warp operations meet");
   barrier.op = op;
-#ifdef GYMFAST_TSAN
-  if (orders_memory) __tsan_release(&barrier.order[generation & 1]);
-#else
-  (void)orders_memory;
-#endif
+  if (orders_memory) order_before(&barrier.order[generation & 1]);
   m.idle_switches = 0;
   if (++barrier.arrived == expected) {
     barrier.arrived = 0;
@@ -191,9 +199,7 @@ void wait(Barrier& barrier, unsigned expected, int op, bool orders_memory) {
   } else {
     while (barrier.generation == generation) yield();
   }
-#ifdef GYMFAST_TSAN
-  if (orders_memory) __tsan_acquire(&barrier.order[generation & 1]);
-#endif
+  if (orders_memory) order_after(&barrier.order[generation & 1]);
 }
 
 Fibre* make_fibre() {
@@ -242,7 +248,9 @@ void run_group(unsigned num_threads) {
     fibre->next = m.is_descending ? below : above;
     fibre->previous = m.is_descending ? above : below;
   }
+  order_before(&m.started);
   switch_to(m.fibres[m.is_descending ? num_threads - 1 : 0].get());
+  order_after(&m.ended);
   if (m.num_live != 0) die("the thread block ended before its threads");
 }
 
@@ -282,7 +290,9 @@ void* shared_memory(std::size_t size) {
     m.shared.emplace_back(new std::uint8_t[size]);
     m.shared_sizes.push_back(size);
     std::memset(m.shared[i].get(), 0xA5, size);
+    order_before(&m.allocated);
   }
+  order_after(&m.allocated);
   if (m.shared_sizes[i] != size) die("threads declare different shared memory");
   return m.shared[i].get();
 }

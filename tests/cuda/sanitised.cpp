@@ -1,5 +1,6 @@
 // Round trips and damaged bodies on the shim, for builds with sanitisers. Prints what every case
-// came to, so that builds can be compared. With an argument it does one thing that must be caught:
+// came to, so that builds can be compared; with `few` every fifth case. Other arguments do one thing
+// that must be caught:
 //   race      threads read shared memory that others write, without a barrier
 //   barrier   a barrier that one thread does not reach
 //   overflow  a write behind the end of a tensor
@@ -143,15 +144,20 @@ int run_case(const Case& c, std::mt19937& random) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc > 1) return misbehave(argv[1]);
+  const bool is_few = argc > 1 && std::string(argv[1]) == "few";
+  if (argc > 1 && !is_few) return misbehave(argv[1]);
   std::mt19937 random(1);
   int cases = 0;
   for (const Shape& shape : kShapes) {
     for (const std::uint64_t unit_bytes : {1, 2, 4}) {
       for (std::uint64_t profile = 0; profile < 3; ++profile) {
         for (const unsigned per_mille : kPerMille) {
+          if (is_few && cases % 5 != cases / 5 % 5) {
+            ++cases;
+            continue;
+          }
           shim_set_descending(cases % 2);
-          const Case c = make_case(shape, unit_bytes, profile, per_mille, cases % 5 != 0, random);
+          const Case c = make_case(shape, unit_bytes, profile, per_mille, cases % 7 != 0, random);
           if (run_case(c, random) != 0) {
             std::printf("case %d: the round trip failed\n", cases);
             return 1;
