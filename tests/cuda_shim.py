@@ -55,7 +55,7 @@ class _Run(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Encoded:
-    """Sections [num_sections, 5] of one call: first_block, num_blocks, offset, size, num_changed."""
+    """Sections [n, 5]: first_block, num_blocks, offset in body, size, num_changed."""
 
     body: bytes
     sections: np.ndarray
@@ -164,13 +164,12 @@ class ShimBackend:
         run = (geometry, params, digests, first_block, num_blocks)
         return self.apply_sections(data, bytes(body), *run, section)
 
-    def _run(self, geometry: Geometry, params: BlockParams, first: int, count: int) -> ctypes.c_void_p:
+    def _run(self, geometry: Geometry, params: BlockParams, first: int, count: int):
         shape = (geometry.num_units, geometry.unit_bytes)
         grid = (geometry.cols, geometry.tile_rows, geometry.tile_cols)
         code = (params.profile, params.class_shift, params.class_base, int(params.has_base))
-        return ctypes.byref(
-            _Run(*shape, *grid, *code, first, count, int(self.shift * geometry.unit_bytes))
-        )
+        shift = int(self.shift * geometry.unit_bytes)
+        return ctypes.byref(_Run(*shape, *grid, *code, first, count, shift))
 
     def _check(self, number: int) -> None:
         if number:

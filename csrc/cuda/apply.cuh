@@ -360,20 +360,27 @@ __device__ Error apply_dense(const ApplyArgs<T>& args, const BlockJob<T>& job,
 }
 
 template <class T>
+struct ApplyShared {
+  BlockJob<T> job;
+  DecodeShared decode;
+};
+
+template <class T>
 __global__ __launch_bounds__(kThreads, 6) void apply_kernel(ApplyArgs<T> args) {
-  GYMFAST_SHARED(DecodeShared, shared);
-  const BlockEntry entry = args.entries[blockIdx.x];
-  if (entry.mode == Mode::kUnchanged) return;
-  const BlockJob<T> job(args, entry, blockIdx.x);
+  GYMFAST_SHARED(ApplyShared<T>, shared);
+  const Mode mode = args.entries[blockIdx.x].mode;
+  if (mode == Mode::kUnchanged) return;
+  if (threadIdx.x == 0) shared.job.fill(args, args.entries[blockIdx.x], blockIdx.x);
+  __syncthreads();
   Error error = Error::kBadMode;
-  if (entry.mode == Mode::kRaw) {
-    error = apply_raw(args, job, shared);
-  } else if (entry.mode != Mode::kDense) {
-    error = apply_sparse(args, job, shared);
+  if (mode == Mode::kRaw) {
+    error = apply_raw(args, shared.job, shared.decode);
+  } else if (mode != Mode::kDense) {
+    error = apply_sparse(args, shared.job, shared.decode);
   } else if constexpr (sizeof(T) > 1) {
-    error = apply_dense(args, job, shared);
+    error = apply_dense(args, shared.job, shared.decode);
   }
-  if (error != Error::kOk && threadIdx.x == 0) report_block(args, job.block, error);
+  if (error != Error::kOk && threadIdx.x == 0) report_block(args, shared.job.block, error);
 }
 
 }  // namespace gymfast::cuda

@@ -23,10 +23,10 @@ enum class Mode : std::uint8_t {
 // Unit i of a block lies at byte `offset + (i / row_units) * stride_bytes + (i % row_units) * unit`
 // of the tensor; stride_bytes is 0 for a block in one piece.
 struct Placement {
-  std::uint64_t offset = 0;
-  std::uint64_t stride_bytes = 0;
-  std::uint32_t row_units = 0;
-  std::uint32_t num_units = 0;
+  std::uint64_t offset;
+  std::uint64_t stride_bytes;
+  std::uint32_t row_units;
+  std::uint32_t num_units;
 };
 
 __host__ __device__ inline std::uint64_t smaller(std::uint64_t a, std::uint64_t b) {

@@ -256,8 +256,7 @@ void run_group(unsigned num_threads) {
 
 }  // namespace
 
-void run_grid(unsigned num_groups, unsigned num_threads,
-                                const std::function<void()>& kernel) {
+void run_grid(unsigned num_groups, unsigned num_threads, const std::function<void()>& kernel) {
   Machine& m = machine();
   if (num_threads == 0 || num_threads % 32 != 0 || num_threads > kMaxThreads) {
     die("a thread block has 32, 64, .. 1024 threads");

@@ -53,6 +53,7 @@ struct BlockScratch {
   T* sorted;
 };
 
+// Kept in shared memory: every thread needs it, and registers are short.
 template <class T>
 struct BlockJob {
   std::uint64_t block;  // of the tensor
@@ -67,7 +68,7 @@ struct BlockJob {
   std::uint32_t num_chunks;
   BlockScratch<T> scratch;
 
-  __device__ BlockJob(const ApplyArgs<T>& args, const BlockEntry& entry, std::uint64_t i) {
+  __device__ void fill(const ApplyArgs<T>& args, const BlockEntry& entry, std::uint64_t i) {
     block = args.first_block + i;
     place = placement_of(args.geometry, block);
     mode = entry.mode;

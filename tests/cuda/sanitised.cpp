@@ -1,6 +1,6 @@
 // Round trips and damaged bodies on the shim, for builds with sanitisers. Prints what every case
-// came to, so that builds can be compared; with `few` every fifth case. Other arguments do one thing
-// that must be caught:
+// came to, so that builds can be compared; with `few` every fifth case. Other arguments do one
+// thing that must be caught:
 //   race      threads read shared memory that others write, without a barrier
 //   barrier   a barrier that one thread does not reach
 //   overflow  a write behind the end of a tensor

@@ -126,7 +126,7 @@ def many_blocks() -> Case:
     """40 blocks of BF16: few changes, many, none."""
     rng = np.random.default_rng(1)
     counts = [3, 900, 0, 0, 0, 0, 2, 700] * 5
-    base = ((rng.standard_normal(1000 * len(counts)) * 0.02).astype("<f4").view("<u4") >> 16)
+    base = (rng.standard_normal(1000 * len(counts)) * 0.02).astype("<f4").view("<u4") >> 16
     base = base.astype("<u2")
     new = base.copy()
     for i, count in enumerate(counts):
@@ -179,9 +179,7 @@ def test_a_section_with_a_bad_table_changes_nothing_but_the_others_do(shim, cpu)
     body[int(found.sections[0, 2])] = 6
     data, rows = case.base.copy(), digests.copy()
     with pytest.raises(FormatError) as caught:
-        shim.apply_sections(
-            data, bytes(body), case.geometry, params, rows, 0, 16, found.sections
-        )
+        shim.apply_sections(data, bytes(body), case.geometry, params, rows, 0, 16, found.sections)
     assert caught.value.number == 51
     assert np.array_equal(data[:16000], case.base[:16000])
     assert np.array_equal(data[16000:32000], case.new[16000:32000])
@@ -226,7 +224,7 @@ def test_parameters_out_of_range_are_refused_before_any_launch(shim, cpu, fields
     case = many_blocks()
     params = replace(case.params(cpu), **fields)
     digests = cpu.digest_blocks(case.base, case.geometry, 1)
-    with pytest.raises(ValueError, match="profile is 0..2"):
+    with pytest.raises(ValueError, match=r"profile is 0\.\.2"):
         shim.encode_blocks(
             case.base,
             case.new,
