@@ -15,7 +15,7 @@ from gymfast.delta.backends import BlockParams, EncodedBlocks
 from gymfast.delta.backends.triton_decode import apply_section
 from gymfast.delta.backends.triton_diff import Diff, rollback
 from gymfast.delta.backends.triton_encode import SectionEncoder
-from gymfast.delta.backends.triton_kernels import sample_kernel
+from gymfast.delta.backends.triton_kernels_digest import sample_kernel
 from gymfast.delta.backends.triton_section import UNIT_DTYPES, Section, digest_section, fold32
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.records import PROFILES

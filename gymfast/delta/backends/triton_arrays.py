@@ -54,7 +54,7 @@ def piece_rows(starts: I64, sizes: I64) -> tuple[I64, I64]:
     return rows, owner
 
 
-def upload(rows: I64, device: torch.device) -> torch.Tensor:
+def upload(rows: NDArray[np.integer], device: torch.device) -> torch.Tensor:
     """A host table on the device."""
     return torch.from_numpy(np.ascontiguousarray(rows)).to(device)
 

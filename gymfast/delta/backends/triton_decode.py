@@ -14,23 +14,24 @@ from gymfast.delta.backends.triton_arrays import PIECE, upload
 from gymfast.delta.backends.triton_headers import (
     POSITION,
     STREAM,
-    PosGroup,
     find_streams,
     read_header,
 )
-from gymfast.delta.backends.triton_kernels import scatter_kernel
-from gymfast.delta.backends.triton_kernels_decode import (
+from gymfast.delta.backends.triton_kernels_apply import (
     compare_block_kernel,
-    exceptions_kernel,
-    places_kernel,
-    plain_values_kernel,
     step_kernel,
     write_block_kernel,
 )
+from gymfast.delta.backends.triton_kernels_decode import (
+    exceptions_kernel,
+    places_kernel,
+    plain_values_kernel,
+)
 from gymfast.delta.backends.triton_kernels_dense import join_kernel
+from gymfast.delta.backends.triton_kernels_diff import scatter_kernel
 from gymfast.delta.backends.triton_positions import ClassCounts
-from gymfast.delta.backends.triton_section import UNIT_DTYPES, Section, column_keys, fold32
-from gymfast.delta.backends.triton_values import Coded, cut, read_values
+from gymfast.delta.backends.triton_section import Section, column_keys, fold32
+from gymfast.delta.backends.triton_values import ArrayRows, Coded, cut, read_values
 from gymfast.delta.frame_fields import BlockTable, read_block_table
 from gymfast.delta.records import Mode
 from gymfast.errors import ChecksumError, FormatError
@@ -146,7 +147,7 @@ class _Decoder:
         places = torch.zeros(total, dtype=torch.int32, device=device)
         v = torch.zeros_like(places)
         flips = torch.zeros(total, dtype=torch.int8, device=device)
-        rows = _ArrayRows(coded, dict(zip((p.index for p in sparse), starts, strict=True)))
+        rows = ArrayRows(coded, dict(zip((p.index for p in sparse), starts, strict=True)))
         half = 1 << (8 * self._unit_bytes - 1)
         for is_flip, listed in ((False, rows.exceptions), (True, rows.flips)):
             pieces = cut(listed)
@@ -213,9 +214,7 @@ class _Decoder:
         np.add.at(result.counts, pieces[:, 4], counts.cpu().numpy())
         result.scattered = offsets, fresh
 
-    def _decode_dense(
-        self, coded: Sequence[Coded], values: torch.Tensor, result: _Result
-    ) -> None:
+    def _decode_dense(self, coded: Sequence[Coded], values: torch.Tensor, result: _Result) -> None:
         section, at = self._section, 0
         for payload in coded:
             header, size = payload.header, sum(m for m, _ in payload.header.arrays)
@@ -224,9 +223,7 @@ class _Decoder:
                 continue
             most = int(index.max())
             if most >= len(header.symbols):
-                raise FormatError(
-                    f"dense: index {most} of {len(header.symbols)} symbols", POSITION
-                )
+                raise FormatError(f"dense: index {most} of {len(header.symbols)} symbols", POSITION)
             listed = np.zeros(256, np.uint8)
             listed[: len(header.symbols)] = np.frombuffer(header.symbols, np.uint8)
             fresh = torch.empty(size, dtype=self._units.dtype, device=values.device)
@@ -297,52 +294,10 @@ class _Decoder:
             )
 
 
-class _ArrayRows:
-    """Which arrays of the payloads hold places, exceptions, values and flips, as rows of pieces."""
-
-    def __init__(self, coded: Sequence[Coded], change_starts: dict[int, int]) -> None:
-        self.places: list[tuple[int, ...]] = []
-        self.exceptions: list[tuple[int, ...]] = []
-        self.plain: list[tuple[int, ...]] = []
-        self.flips: list[tuple[int, ...]] = []
-        self._value = 0
-        for payload in coded:
-            if payload.header.mode is Mode.DENSE:
-                self._value += payload.header.dense_array[0]
-                continue
-            position_at = value_at = change_starts[payload.index]
-            for group in payload.header.groups:
-                if isinstance(group, PosGroup):
-                    self._add_places(group, position_at, payload.index)
-                    position_at += group.k
-                    continue
-                if group.exceptions:
-                    count = group.exceptions[0]
-                    self._add_list(self.exceptions, count, value_at, payload.index, group.k)
-                    self._value += count
-                elif group.value_mode == 2:
-                    row = (self._value, group.k, 0, 0, value_at, payload.index)
-                    self.plain.append(row)
-                    self._value += group.k
-                if group.flips:
-                    self._add_list(self.flips, group.flips[0], value_at, payload.index, group.k)
-                value_at += group.k
-
-    def _add_places(self, group: PosGroup, start: int, index: int) -> None:
-        size = group.arrays()[0][0]
-        array = (start, self._value, size, index, group.num_places, int(group.is_inverted), start)
-        self.places.append((start, group.k, *array))
-        self._value += size
-
-    def _add_list(
-        self, rows: list[tuple[int, ...]], count: int, start: int, index: int, k: int
-    ) -> None:
-        rows.append((self._value, count, self._value, count, start, index, k))
-        self._value += count
-
-
 def _raise_first(errors: torch.Tensor) -> None:
     number = int(errors.max())
     if number:
         block = int(errors.argmax())
-        raise FormatError(f"block {block} of the section: a position or value is out of range", number)
+        raise FormatError(
+            f"block {block} of the section: a position or value is out of range", number
+        )

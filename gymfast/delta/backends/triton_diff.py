@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from gymfast.delta.backends import BlockParams
 from gymfast.delta.backends.triton_arrays import PIECE, PIECE_FIELDS, piece_rows, upload
-from gymfast.delta.backends.triton_kernels import (
+from gymfast.delta.backends.triton_kernels_diff import (
     compact_kernel,
     diff_kernel,
     scatter_kernel,
@@ -63,9 +63,7 @@ class Diff:
         self._slots = torch.empty(num_tiles * self._tile, dtype=torch.int64, device=device)
         self._counts = torch.empty(num_tiles, dtype=torch.int32, device=device)
         class_tiles = num_tiles if by_class else 0
-        self._ranks = torch.empty(
-            class_tiles * self._tile, dtype=torch.int32, device=device
-        )
+        self._ranks = torch.empty(class_tiles * self._tile, dtype=torch.int32, device=device)
         shape = (section.num_blocks, class_tiles // max(1, section.num_blocks), NUM_CLASSES)
         self._unit_counts = torch.empty(shape, dtype=torch.int32, device=device)
         self._change_counts = torch.empty_like(self._unit_counts)
@@ -212,7 +210,9 @@ class Diff:
                 self._tile,
                 STEP,
             )
-        return offsets.cpu().numpy().tobytes() + values.view(torch.uint8).cpu().numpy().tobytes()
+        blob: bytes = offsets.cpu().numpy().tobytes()
+        blob += values.view(torch.uint8).cpu().numpy().tobytes()
+        return blob
 
 
 def rollback(base: torch.Tensor, undo: bytes | memoryview, unit_bytes: int) -> None:

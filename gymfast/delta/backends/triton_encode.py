@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from gymfast.delta.backends import BlockParams
 from gymfast.delta.backends.triton_arrays import PIECE, Array, Arrays, piece_rows, upload
 from gymfast.delta.backends.triton_dense import DenseBlock, dense_block
 from gymfast.delta.backends.triton_diff import Diff, Group
 from gymfast.delta.backends.triton_kernels_pack import copy_block_kernel, pack_signs_kernel
-from gymfast.delta.backends.triton_section import Section
 from gymfast.delta.records import PROFILES, Mode
 from gymfast.delta.varint import encode_varint
 
@@ -215,7 +215,7 @@ class SectionEncoder:
         total = len(table) + sum(payload.size_bytes for payload in payloads)
         words = torch.zeros(total // 4 + 3, dtype=torch.int32, device=self._new.device)
         starts = self._pack(words, payloads, len(table))
-        body = words.view(torch.uint8)[:total].cpu().numpy()
+        body: NDArray[np.uint8] = words.view(torch.uint8)[:total].cpu().numpy()
         body[: len(table)] = np.frombuffer(table, np.uint8)
         for payload, start in zip(payloads, starts, strict=True):
             end = start + len(payload.header)

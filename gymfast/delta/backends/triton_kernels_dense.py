@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gymfast.delta.backends.triton_kernels import unit_offsets
+from gymfast.delta.backends.triton_kernels_units import unit_offsets
 
 
 @triton.jit

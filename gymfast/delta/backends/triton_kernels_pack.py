@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from gymfast.delta.backends.triton_kernels import unit_offsets
+from gymfast.delta.backends.triton_kernels_units import unit_offsets
 
 NO_GAPS = tl.constexpr(-(2**40))
 
@@ -80,7 +80,7 @@ def pack_kernel(x, pieces, body, PIECE: tl.constexpr):
 
 @triton.jit
 def pack_signs_kernel(records, pieces, body, PIECE: tl.constexpr):
-    """neg bits of the records of a piece, into S of its payload."""
+    """Neg bits of the records of a piece, into S of its payload."""
     piece = tl.program_id(0).to(tl.int64)
     row = pieces + piece * 8
     lane = tl.arange(0, PIECE)
@@ -102,9 +102,7 @@ def flag_kernel(records, out, count, STEP: tl.constexpr):
 
 
 @triton.jit
-def list_kernel(
-    records, flag_sums, exceptions, exception_values, flips, count, STEP: tl.constexpr
-):
+def list_kernel(records, flag_sums, exceptions, exception_values, flips, count, STEP: tl.constexpr):
     """Indices of the records with v != 0 and their v - 1, and indices of those with flip.
 
     flag_sums are inclusive prefix sums of what flag_kernel wrote.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from gymfast.delta.backends import BlockParams
 from gymfast.delta.backends.triton_arrays import PIECE, upload
 from gymfast.delta.backends.triton_headers import COUNT
-from gymfast.delta.backends.triton_kernels_decode import (
+from gymfast.delta.backends.triton_kernels_apply import (
     change_classes_kernel,
     map_kernel,
     rank_positions_kernel,

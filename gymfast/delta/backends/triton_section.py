@@ -8,7 +8,7 @@ from functools import cache
 import numpy as np
 import torch
 
-from gymfast.delta.backends.triton_kernels import digest_rows_kernel, digest_tiles_kernel
+from gymfast.delta.backends.triton_kernels_digest import digest_rows_kernel, digest_tiles_kernel
 from gymfast.delta.geometry import Geometry
 
 UNIT_DTYPES = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}

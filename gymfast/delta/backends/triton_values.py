@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,13 +10,14 @@ import torch
 from numpy.typing import NDArray
 
 from gymfast.delta.backends.triton_arrays import PIECE, piece_rows, upload
-from gymfast.delta.backends.triton_headers import STREAM, Header, Streams
+from gymfast.delta.backends.triton_headers import STREAM, Header, PosGroup, Streams
 from gymfast.delta.backends.triton_kernels_decode import (
     COLUMNS,
     count_ones_kernel,
     select_kernel,
     values_kernel,
 )
+from gymfast.delta.records import Mode
 from gymfast.errors import FormatError
 
 I64 = NDArray[np.int64]
@@ -96,3 +98,47 @@ def _array_rows(payloads: list[Coded]) -> list[tuple[int, ...]]:
             value += size
             bit += size * low_bits
     return rows
+
+
+class ArrayRows:
+    """Which arrays of the payloads hold places, exceptions, values and flips, as rows of pieces."""
+
+    def __init__(self, coded: Sequence[Coded], change_starts: dict[int, int]) -> None:
+        self.places: list[tuple[int, ...]] = []
+        self.exceptions: list[tuple[int, ...]] = []
+        self.plain: list[tuple[int, ...]] = []
+        self.flips: list[tuple[int, ...]] = []
+        self._value = 0
+        for payload in coded:
+            if payload.header.mode is Mode.DENSE:
+                self._value += payload.header.dense_array[0]
+                continue
+            position_at = value_at = change_starts[payload.index]
+            for group in payload.header.groups:
+                if isinstance(group, PosGroup):
+                    self._add_places(group, position_at, payload.index)
+                    position_at += group.k
+                    continue
+                if group.exceptions:
+                    count = group.exceptions[0]
+                    self._add_list(self.exceptions, count, value_at, payload.index, group.k)
+                    self._value += count
+                elif group.value_mode == 2:
+                    row = (self._value, group.k, 0, 0, value_at, payload.index)
+                    self.plain.append(row)
+                    self._value += group.k
+                if group.flips:
+                    self._add_list(self.flips, group.flips[0], value_at, payload.index, group.k)
+                value_at += group.k
+
+    def _add_places(self, group: PosGroup, start: int, index: int) -> None:
+        size = group.arrays()[0][0]
+        array = (start, self._value, size, index, group.num_places, int(group.is_inverted), start)
+        self.places.append((start, group.k, *array))
+        self._value += size
+
+    def _add_list(
+        self, rows: list[tuple[int, ...]], count: int, start: int, index: int, k: int
+    ) -> None:
+        rows.append((self._value, count, self._value, count, start, index, k))
+        self._value += count
