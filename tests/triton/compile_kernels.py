@@ -75,15 +75,17 @@ FLAGS |= {"IS_FLIP": False}
 # Constants that differ from SIZES and FLAGS, by kernel: one compilation each.
 VARIANTS: dict[str, list[dict[str, int]]] = {
     "diff_kernel": [
-        {"TILE": 2048},
+        {},
         {"TILE": 2048, "UNIT_BYTES": 1},
-        {"TILE": 2048, "UNIT_BYTES": 4},
-        {"TILE": 2048, "FLAT": False},
+        {"TILE": 512, "UNIT_BYTES": 4},
+        {"FLAT": False},
         {"BY_CLASS": True},
         {"BY_CLASS": True, "FLAT": False},
+        {"BY_CLASS": True, "UNIT_BYTES": 1},
+        {"BY_CLASS": True, "TILE": 512, "UNIT_BYTES": 4},
     ],
-    "compact_kernel": [{"TILE": 2048}, {"BY_CLASS": True}],
-    "update_kernel": [{"TILE": 2048}, {"TILE": 2048, "FLAT": False}],
+    "compact_kernel": [{}, {"BY_CLASS": True}],
+    "update_kernel": [{}, {"FLAT": False}],
     "digest_rows_kernel": [{}, {"UNIT_BYTES": 1}, {"UNIT_BYTES": 4}],
     "digest_tiles_kernel": [{"TILE": 2048}],
     "exceptions_kernel": [{}, {"IS_FLIP": True}],
@@ -102,8 +104,13 @@ def kernels() -> dict[str, object]:
     }
 
 
-def source(name: str, kernel: triton.JITFunction, constants: dict[str, int]) -> ASTSource:
-    """A kernel with the argument types that the back end passes: bf16-sized units by default."""
+def source(
+    name: str, kernel: triton.JITFunction, constants: dict[str, int], scalar: str = "i32"
+) -> ASTSource:
+    """A kernel with the argument types that the back end passes: 2-byte units by default.
+
+    Triton makes scalars i64 where they need it, and a constant where they are 1.
+    """
     unit_bytes = constants.get("UNIT_BYTES", 2)
     annotations = inspect.signature(kernel.fn).parameters
     signature, constexprs, attributes = {}, {}, {}
@@ -116,8 +123,10 @@ def source(name: str, kernel: triton.JITFunction, constants: dict[str, int]) -> 
         pointer = POINTERS.get((name, argument)) or POINTERS.get(argument)
         if argument in UNIT_POINTERS or (name == "scatter_kernel" and argument == "values"):
             pointer = UNITS[unit_bytes]
-        signature[argument] = pointer or "i32"
-        if pointer or argument in ALIGNED:
+        signature[argument] = pointer or scalar
+        if not pointer and scalar == "constexpr":
+            constexprs[(i,)] = 1
+        elif pointer or argument in ALIGNED:
             attributes[(i,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, signature, constexprs, attributes)
 
@@ -152,7 +161,17 @@ def rows() -> Iterator[str]:
                 yield ",".join((name, variant, f"sm_{arch}", *cells))
 
 
+def compile_other_scalars() -> None:
+    """Every kernel with 64-bit scalars, and with scalars that are 1: only that they compile."""
+    for name, kernel in kernels().items():
+        for scalar in ("i64", "constexpr"):
+            for constants in VARIANTS.get(name, [{}]):
+                target = GPUTarget("cuda", ARCHES[0], 32)
+                triton.compile(source(name, kernel, constants, scalar), target=target)
+
+
 if __name__ == "__main__":
+    compile_other_scalars()
     lines = [COLUMNS, *rows()]
     print("\n".join(lines))
     if "--write" in sys.argv:

@@ -41,6 +41,7 @@ def table() -> dict[tuple[str, ...], dict[str, int]]:
     return read((FOLDER / "resources.csv").read_text().splitlines())
 
 
+@pytest.mark.timeout(600)  # a cold cache: twice sixty kernels
 @pytest.mark.usefixtures("triton_installed")
 def test_no_kernel_takes_more_than_the_table_says(table, tmp_path: Path) -> None:
     env = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
@@ -54,8 +55,10 @@ def test_no_kernel_takes_more_than_the_table_says(table, tmp_path: Path) -> None
 def test_the_table_keeps_the_promises_of_the_streaming_kernels(table) -> None:
     assert {arch for _, _, arch in table} == {"sm_90", "sm_100"}
     assert all(row["spill_bytes"] == 0 for row in table.values())
-    scans = [row for (kernel, *_), row in table.items() if kernel == "diff_kernel"]
-    assert scans and all(row["loads_16_bytes"] >= 2 for row in scans)
+    scans = {key[1:]: row for key, row in table.items() if key[0] == "diff_kernel"}
+    for arch in ("sm_90", "sm_100"):
+        assert scans["-", arch]["registers"] <= 48
+        assert scans["-", arch]["loads_16_bytes"] >= 2
 
 
 def test_a_regression_is_found(table) -> None:

@@ -13,6 +13,7 @@ import pytest
 FOLDER = Path(__file__).parent / "interpreted"
 
 
+@pytest.mark.timeout(600)  # one process with many tests
 @pytest.mark.parametrize("file", sorted(path.name for path in FOLDER.glob("test_*.py")))
 @pytest.mark.usefixtures("triton_installed")
 def test_the_kernels_pass_the_conformance_tests(file: str) -> None:

@@ -6,6 +6,8 @@ current stream of torch. Under TRITON_INTERPRET=1 the tensors live in CPU memory
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import torch
 import triton
@@ -18,7 +20,6 @@ from gymfast.delta.backends.triton_encode import SectionEncoder
 from gymfast.delta.backends.triton_kernels_digest import sample_kernel
 from gymfast.delta.backends.triton_section import UNIT_DTYPES, Section, digest_section, fold32
 from gymfast.delta.geometry import Geometry
-from gymfast.delta.records import PROFILES
 from gymfast.errors import FormatError
 
 _NUM_SAMPLES = 1024
@@ -48,7 +49,8 @@ class TritonBackend:
         """Partial digests of all blocks or of a range, [num_blocks, 2]."""
         units = _units(data, geometry, "data")
         count = geometry.num_blocks - first_block if num_blocks is None else num_blocks
-        return digest_section(units, _section(geometry, first_block, count))
+        with _current(data):
+            return digest_section(units, _section(geometry, first_block, count))
 
     def class_params(self, base: torch.Tensor, unit_bytes: int) -> tuple[int, int]:
         """class_shift and class_base of a base tensor."""
@@ -58,7 +60,8 @@ class TritonBackend:
         if not num_samples:
             return 0, 0
         out = torch.empty(num_samples, dtype=torch.uint8, device=base.device)
-        sample_kernel[(1,)](units, out, num_units, num_samples, unit_bytes, _NUM_SAMPLES)
+        with _current(base):
+            sample_kernel[(1,)](units, out, num_units, num_samples, unit_bytes, _NUM_SAMPLES)
         fields = np.sort(out.cpu().numpy())
         top = int(fields[num_samples - 1 - num_samples // 512])
         low = int(fields[num_samples // 64])
@@ -85,23 +88,17 @@ class TritonBackend:
         section = _section(geometry, first_block, num_blocks)
         if not num_blocks:
             return EncodedBlocks(b"", 0)
-        by_class = PROFILES[params.profile] != "fast"
-        diff = Diff(units, fresh, section, params, by_class)
-        if not diff.num_changed:
-            return EncodedBlocks(b"", 0)
-        rows = digests[first_block : first_block + num_blocks].copy()
-        rows += diff.compact().view(np.uint64)
-        encoder = SectionEncoder(units, fresh, diff, params)
-        body = encoder.write(encoder.choose(), [fold32(row) for row in rows])
-        log = diff.update(update=update, undo=undo)
-        digests[first_block : first_block + num_blocks] = rows
-        return EncodedBlocks(body, diff.num_changed, log)
+        rows = digests[first_block : first_block + num_blocks]
+        with _current(base):
+            return _encode(Diff(units, fresh, section, params), params, rows, update, undo)
 
     def rollback_blocks(
         self, base: torch.Tensor, undo: bytes | memoryview, geometry: Geometry
     ) -> None:
         """Puts back the old values of an undo blob of this back end."""
-        rollback(_units(base, geometry, "base"), undo, geometry.unit_bytes)
+        units = _units(base, geometry, "base")
+        with _current(base):
+            rollback(units, undo, geometry.unit_bytes)
 
     def apply_blocks(
         self,
@@ -117,7 +114,26 @@ class TritonBackend:
         """See Backend; all blocks of the section are decoded and checked before the first write."""
         units = _units(data, geometry, "data")
         section = _section(geometry, first_block, num_blocks, least=1)
-        return apply_section(units, body, section, params, digests)
+        with _current(data):
+            return apply_section(units, body, section, params, digests)
+
+
+def _encode(diff: Diff, params: BlockParams, rows: U64, update: bool, undo: bool) -> EncodedBlocks:
+    """The section of a diff; rows are the digests of its blocks, and are brought up to date."""
+    if not diff.num_changed:
+        return EncodedBlocks(b"", 0)
+    new_rows = rows + diff.compact().view(np.uint64)
+    encoder = SectionEncoder(diff, params)
+    body = encoder.write(encoder.choose(), [fold32(row) for row in new_rows])
+    log = diff.update(update=update, undo=undo)
+    rows[:] = new_rows
+    return EncodedBlocks(body, diff.num_changed, log)
+
+
+def _current(data: torch.Tensor) -> AbstractContextManager[object]:
+    """Makes the device of a tensor the current one, where Triton launches."""
+    context: AbstractContextManager[object] = nullcontext()
+    return torch.cuda.device(data.device) if data.device.type == "cuda" else context
 
 
 def _units(data: torch.Tensor, geometry: Geometry, name: str) -> torch.Tensor:

@@ -18,11 +18,14 @@ from gymfast.delta.backends.triton_kernels_diff import (
 )
 from gymfast.delta.backends.triton_kernels_pack import flag_kernel, invert_kernel, list_kernel
 from gymfast.delta.backends.triton_section import Section, column_keys
+from gymfast.delta.records import PROFILES
 
 I64 = NDArray[np.int64]
 STEP = 128
 NUM_CLASSES = 16
-_TILE, _CLASS_TILE = 2048, 1024
+# Units of a tile by bytes of a unit: 16 bytes a thread, few registers (tests/triton/resources.csv).
+_TILES = {1: 2048, 2: 1024, 4: 512}
+_CLASS_TILES = {1: 1024, 2: 1024, 4: 512}
 
 
 @dataclass(frozen=True)
@@ -40,9 +43,9 @@ class Group:
 
 
 class Diff:
-    """What the streaming pass over base and new found in a section.
+    """What the streaming pass over base and new found in a section; only `update` writes.
 
-    `records` holds all changes by position and, with by_class, once more by class.
+    `records` holds all changes by position and, but for profile fast, once more by class.
     """
 
     def __init__(
@@ -51,13 +54,13 @@ class Diff:
         new: torch.Tensor,
         section: Section,
         params: BlockParams,
-        by_class: bool,
     ) -> None:
+        by_class = PROFILES[params.profile] != "fast"
         self.section = section
         self._by_class = by_class
-        self._tile = _CLASS_TILE if by_class else _TILE
+        self._tile = (_CLASS_TILES if by_class else _TILES)[section.geometry.unit_bytes]
         self._per_block = section.tiles_per_block(self._tile)
-        self._base, self._new = base, new
+        self.base, self.new = base, new
         num_tiles = section.num_blocks * self._per_block
         device = base.device
         self._slots = torch.empty(num_tiles * self._tile, dtype=torch.int64, device=device)
@@ -110,7 +113,7 @@ class Diff:
 
     def compact(self) -> I64:
         """Fills records and x with places and v; what each block adds to its digest, [n, 2]."""
-        device = self._base.device
+        device = self.base.device
         total = self.num_changed * (2 if self._by_class else 1)
         self.records = torch.empty(total, dtype=torch.int64, device=device)
         self._places_and_values = torch.empty((2, total), dtype=torch.int32, device=device)
@@ -188,14 +191,14 @@ class Diff:
 
     def update(self, *, update: bool, undo: bool) -> bytes:
         """Writes the changes into base; the undo blob if asked: offsets (i64), then old units."""
-        device, section = self._base.device, self.section
+        device, section = self.base.device, self.section
         kept = self.num_changed if undo else 0
         offsets = torch.empty(kept, dtype=torch.int64, device=device)
-        values = torch.empty(kept, dtype=self._base.dtype, device=device)
+        values = torch.empty(kept, dtype=self.base.dtype, device=device)
         if update or undo:
             update_kernel[(self._counts.numel(),)](
-                self._base,
-                self._new,
+                self.base,
+                self.new,
                 self._slots,
                 self._counts,
                 self._starts,

@@ -71,9 +71,8 @@ def sparse_modes(profile: int, n: int, k: int) -> list[Mode]:
 class SectionEncoder:
     """Chooses and writes the payloads of one section."""
 
-    def __init__(
-        self, old: torch.Tensor, new: torch.Tensor, diff: Diff, params: BlockParams
-    ) -> None:
+    def __init__(self, diff: Diff, params: BlockParams) -> None:
+        old, new = diff.base, diff.new
         self._new, self._diff, self._section = new, diff, diff.section
         self._positions: dict[int, Array] = {}
         self._values: dict[int, _Values] = {}

@@ -16,7 +16,7 @@ from gymfast.errors import FormatError
 
 # No shrinking: a kernel runs a thousand times slower here than on a device.
 quick = settings(
-    max_examples=40,
+    max_examples=25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
@@ -64,7 +64,7 @@ def test_bodies_apply(cpu, backend, case: Case) -> None:
 def large_case(unit_bytes: int, density: float, profile: int) -> tuple[Case, EncodedBlocks]:
     """Two blocks with this share of small steps, and what the CPU makes of them."""
     rng = np.random.default_rng(unit_bytes)
-    n = 40_001 if density < 0.5 else 9_001
+    n = 16_001 if density < 0.5 else 7_001
     base = (rng.standard_normal(n) * 0.02).astype("<f4").view("<u4") >> (32 - 8 * unit_bytes)
     base = base.astype(f"<u{unit_bytes}")
     new = base.copy()
@@ -101,7 +101,7 @@ def apply_outcome(backend: Backend, case: Case, body: bytes) -> bytes | int:
     return data.tobytes()
 
 
-@settings(quick, max_examples=80)
+@settings(quick, max_examples=60)
 @given(case=cases(max_units=300), data=st.data())
 def test_damaged_bodies_are_refused_by_both_or_by_none(reference, backend, case, data) -> None:
     body = bytearray(encode(reference, case).body)
