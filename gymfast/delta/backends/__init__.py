@@ -12,7 +12,7 @@ from gymfast.delta.geometry import Geometry
 from gymfast.errors import MissingDependencyError
 
 U8 = NDArray[np.uint8]
-NAMES = ("auto", "cpu", "reference")
+NAMES = ("auto", "cpu", "reference", "triton")
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,8 @@ class Backend(Protocol):
 def select(name: str = "auto") -> Backend:
     """The back end of this name; "auto" is the fastest that runs here.
 
-    Raises ValueError if the name is unknown, MissingDependencyError without gymfast._core.
+    Raises ValueError if the name is unknown, MissingDependencyError without gymfast._core, and for
+    "triton" without torch or triton.
     """
     if name not in NAMES:
         raise ValueError(f"back end {name!r}, expected one of {', '.join(NAMES)}")
@@ -113,6 +114,8 @@ def select(name: str = "auto") -> Backend:
         from gymfast.delta.backends.reference import ReferenceBackend
 
         return ReferenceBackend()
+    if name == "triton":
+        return _triton()
     try:
         from gymfast.delta.backends.cpu import CpuBackend
     except ImportError as error:
@@ -121,3 +124,15 @@ def select(name: str = "auto") -> Backend:
             "wheel or with a C++20 compiler; backend='reference' works without it, slowly"
         ) from error
     return CpuBackend()
+
+
+def _triton() -> Backend:
+    try:
+        from gymfast.delta.backends.triton import TritonBackend
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"backend='triton' needs torch and triton ({error}): install gymfast[triton], or use "
+            "backend='cpu' with tensors in CPU memory"
+        ) from error
+    backend: Backend = TritonBackend()
+    return backend
