@@ -16,7 +16,7 @@ from gymfast.errors import FormatError
 
 # No shrinking: a kernel runs a thousand times slower here than on a device.
 quick = settings(
-    max_examples=25,
+    max_examples=18,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=(Phase.explicit, Phase.reuse, Phase.generate),
@@ -101,7 +101,7 @@ def apply_outcome(backend: Backend, case: Case, body: bytes) -> bytes | int:
     return data.tobytes()
 
 
-@settings(quick, max_examples=60)
+@settings(quick, max_examples=40)
 @given(case=cases(max_units=300), data=st.data())
 def test_damaged_bodies_are_refused_by_both_or_by_none(reference, backend, case, data) -> None:
     body = bytearray(encode(reference, case).body)
