@@ -12,7 +12,7 @@ ARGS ?=
 # Two builds at a time in one folder would spoil each other.
 LOCK := $(if $(shell command -v flock),flock build/.lock)
 
-CPP := $(shell find csrc -name '*.cpp' -o -name '*.h')
+CPP := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
 # The requirements of a dependency group or extra (older pips have no --group); "build" brings those of the package.
 define REQUIREMENTS
 import sys, tomllib
