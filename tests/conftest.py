@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=os.environ.get("CI") == "true",
         help="fail on a skip whose reason is not in tests/allowed_skips.txt (on where CI=true)",
     )
+
+
+def pytest_configure() -> None:
+    # A shell starts background jobs with SIGINT ignored, and children inherit that: tests that
+    # interrupt a process would wait for ever.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _num_gpus() -> int:

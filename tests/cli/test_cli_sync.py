@@ -240,10 +240,13 @@ def test_interrupt_is_exit_code_130(store: Path) -> None:
         text=True,
     )
     assert process.stdout is not None
-    for version in range(3):
-        assert json.loads(process.stdout.readline())["version"] == version
-    os.kill(process.pid, signal.SIGINT)
-    out, err = process.communicate(timeout=30)
+    try:
+        for version in range(3):
+            assert json.loads(process.stdout.readline())["version"] == version
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=30)
+    finally:
+        process.kill()
     assert process.returncode == 130
     assert json.loads(out)["error"]["kind"] == "Interrupted"
     assert err == "Error: interrupted\n"
