@@ -7,7 +7,7 @@ import numpy as np
 from benchmarks.device.cases import Case
 from benchmarks.device.checks import Tally
 from benchmarks.device.memory import Device
-from benchmarks.device.native import Run
+from benchmarks.device.native import Run, runs_of
 from gymfast.delta.backends import Backend, EncodedBlocks, select
 from gymfast.delta.frame import PROFILES
 
@@ -17,7 +17,7 @@ def compare_backend(name: str, device: Device, case: Case, profile: int, tally: 
     backend, cpu, geometry = select(name), select("cpu"), case.geometry
     label = f"select({name!r}), {case.label}, {PROFILES[profile]}"
     params = case.params(profile)
-    run = Run(geometry, params, 0, min(geometry.num_blocks, geometry.section_blocks()))
+    run = next(runs_of(geometry, params, 1))
     base, new = (device.upload(data, case.shift) for data in (case.base, case.new))
     expected_rows = cpu.digest_blocks(case.base, geometry, 1)
     rows = backend.digest_blocks(base, geometry, 1)

@@ -59,7 +59,7 @@ def cases(num_units: int, seed: int) -> Iterator[Case]:
 
 
 def _flat(num_units: int, unit_bytes: int) -> Geometry:
-    tile_cols = min(DEFAULT_BLOCK_UNITS, -(-num_units // 5))
+    tile_cols = min(DEFAULT_BLOCK_UNITS, -(-num_units // 3))
     return Geometry(num_units, unit_bytes, num_units, 1, tile_cols)
 
 
@@ -67,8 +67,8 @@ def _tiled(num_units: int, unit_bytes: int) -> Geometry:
     """About square, with tiles that divide neither rows nor columns."""
     cols = math.isqrt(num_units)
     rows = num_units // cols
-    tile_cols = -(-cols // 4)
-    tile_rows = max(2, min(-(-rows // 5), DEFAULT_BLOCK_UNITS // tile_cols))
+    tile_cols = cols // 2 + 1
+    tile_rows = max(2, min(rows // 3 + 1, DEFAULT_BLOCK_UNITS // tile_cols))
     return Geometry(rows * cols, unit_bytes, cols, tile_rows, tile_cols)
 
 

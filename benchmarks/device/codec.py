@@ -86,7 +86,7 @@ def _run(
         densities=options.densities,
         backends=options.backends or (("cpu",) if is_host else ("cuda", "triton")),
     )
-    settings = Settings(state, options.call_elements, options.rounds, options.seed)
+    settings = Settings(state, options.call_sections, options.rounds, options.seed)
     session = Session(asked, settings, NativeCodec(module, Device(is_host=is_host)), report)
     options.out.mkdir(parents=True, exist_ok=True)
     for name in options.phases or PHASES:
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--elements", type=int, help="to compare with the CPU")
     parser.add_argument("--state-elements", type=int, help="BF16 elements to time")
     parser.add_argument("--part-elements", type=int, default=1 << 28, help="for slow rows")
-    parser.add_argument("--call-elements", type=int, default=1 << 29, help="of one native call")
+    parser.add_argument("--call-sections", type=int, default=64, help="of one native call")
     parser.add_argument("--densities", type=_percentages, default=(0.01, 0.03, 0.001, 0.1))
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--flips", type=int, default=8, help="damaged bytes per case and profile")

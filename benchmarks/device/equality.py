@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import chain, starmap
 
 import numpy as np
 import torch
@@ -10,12 +11,14 @@ from numpy.typing import NDArray
 
 from benchmarks.device.cases import Case
 from benchmarks.device.checks import Tally
-from benchmarks.device.native import Coded, NativeCodec, Run, runs_of
+from benchmarks.device.native import Coded, NativeCodec, Run, changed_parts, runs_of
 from gymfast.delta.backends import BlockParams, select
 from gymfast.delta.frame import PROFILES
 from gymfast.delta.state import num_threads
 
-CALL_UNITS = 1 << 23  # so that a case of more units is more than one call
+SECTION_BLOCKS = 2  # of generated cases: several sections in a call, and several calls
+CALL_SECTIONS = 2
+LARGE_CALL_SECTIONS = 16
 NO_ERROR = -1  # all ones
 
 
@@ -29,7 +32,7 @@ class Expected:
     changed: list[int]
 
 
-def expect(case: Case, params: BlockParams) -> Expected:
+def expect(case: Case, params: BlockParams, section_blocks: int) -> Expected:
     """The step of a case, coded by the CPU, section by section."""
     cpu, geometry, threads = select("cpu"), case.geometry, num_threads(None)
     old_rows = cpu.digest_blocks(case.base, geometry, threads)
@@ -41,7 +44,7 @@ def expect(case: Case, params: BlockParams) -> Expected:
             undo=False,
             threads=threads,
         )
-        for run in runs_of(geometry, params, 1)
+        for run in runs_of(geometry, params, 1, section_blocks)
     ]
     return Expected(old_rows, rows, [s.body for s in sections], [s.num_changed for s in sections])
 
@@ -49,12 +52,17 @@ def expect(case: Case, params: BlockParams) -> Expected:
 class Comparison:
     """One case under one profile; `run` compares everything and adds to the tally."""
 
-    def __init__(self, codec: NativeCodec, case: Case, profile: int, tally: Tally) -> None:
+    def __init__(
+        self, codec: NativeCodec, case: Case, profile: int, tally: Tally, *, is_large: bool = False
+    ) -> None:
         self._codec, self._case, self._tally = codec, case, tally
         self._device = codec.device
         self._label = f"{case.label}, {PROFILES[profile]}"
-        self._runs = list(runs_of(case.geometry, case.params(profile), CALL_UNITS))
-        self._expected = expect(case, case.params(profile))
+        params = case.params(profile)
+        blocks = case.geometry.section_blocks() if is_large else SECTION_BLOCKS
+        calls = LARGE_CALL_SECTIONS if is_large else CALL_SECTIONS
+        self._runs = list(runs_of(case.geometry, params, calls, blocks))
+        self._expected = expect(case, params, blocks)
         self._base = self._upload(case.base)
         self._new = self._upload(case.new)
 
@@ -130,7 +138,8 @@ class Comparison:
 
     def _apply(self, rows: torch.Tensor, coded: list[Coded]) -> None:
         data, changed = self._upload(self._case.base), 0
-        for run, made in zip(self._runs, coded, strict=True):
+        calls = zip(self._runs, coded, strict=True)
+        for run, made in chain.from_iterable(starmap(changed_parts, calls)):
             result = self._device.words(2)
             scratch = self._codec.apply_scratch(run)
             self._codec.apply(run, data, rows, made, result, scratch)

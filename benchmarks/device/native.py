@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import ModuleType
 
 import numpy as np
@@ -25,6 +25,7 @@ class Run:
     params: BlockParams
     first_block: int
     num_blocks: int
+    section_blocks: int
 
     @property
     def grid(self) -> Grid:
@@ -43,7 +44,7 @@ class Run:
 
     @property
     def num_sections(self) -> int:
-        return -(-self.num_blocks // self.geometry.section_blocks())
+        return -(-self.num_blocks // self.section_blocks)
 
 
 def grid_of(geometry: Geometry) -> Grid:
@@ -52,15 +53,6 @@ def grid_of(geometry: Geometry) -> Grid:
         *(geometry.num_units, geometry.unit_bytes),
         *(geometry.cols, geometry.tile_rows, geometry.tile_cols),
     )
-
-
-def runs_of(geometry: Geometry, params: BlockParams, call_units: int) -> Iterator[Run]:
-    """All blocks of a tensor, as calls of whole sections of together about call_units units."""
-    block_units = geometry.tile_rows * geometry.tile_cols
-    section_blocks = geometry.section_blocks()
-    step = max(1, call_units // (block_units * section_blocks)) * section_blocks
-    for first in range(0, geometry.num_blocks, step):
-        yield Run(geometry, params, first, min(step, geometry.num_blocks - first))
 
 
 @dataclass(frozen=True)
@@ -73,6 +65,33 @@ class Coded:
     def table(self) -> NDArray[np.uint64]:
         """first_block, num_blocks, offset, size and num_changed of each section."""
         return self.sections.cpu().numpy().view(np.uint64)
+
+
+def runs_of(
+    geometry: Geometry, params: BlockParams, call_sections: int, section_blocks: int | None = None
+) -> Iterator[Run]:
+    """All blocks of a tensor, as calls of so many sections; as the canonical encoder cuts them."""
+    section_blocks = section_blocks or geometry.section_blocks()
+    step = call_sections * section_blocks
+    for first in range(0, geometry.num_blocks, step):
+        count = min(step, geometry.num_blocks - first)
+        yield Run(geometry, params, first, count, section_blocks)
+
+
+def changed_parts(run: Run, coded: Coded) -> Iterator[tuple[Run, Coded]]:
+    """Runs of sections in which something changed: apply takes no empty ones. Waits."""
+    sizes = coded.table()[:, 3]
+    for first, last in _spans(sizes > 0):
+        start = first * run.section_blocks
+        count = min(last * run.section_blocks, run.num_blocks) - start
+        part = replace(run, first_block=run.first_block + start, num_blocks=count)
+        yield part, Coded(coded.body, coded.sections[first:last])
+
+
+def _spans(flags: NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """First and end of each run of true flags."""
+    edges = np.flatnonzero(np.diff(flags, prepend=False, append=False))
+    yield from zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True)
 
 
 @dataclass(frozen=True)
@@ -126,7 +145,7 @@ class NativeCodec:
         self.module.encode_blocks(
             *(*pair, *run.grid, run.params.profile, *run.code),
             *(rows[run.blocks], run.first_block, run.num_blocks),
-            *(run.geometry.section_blocks(), update, coded.body, coded.sections),
+            *(run.section_blocks, update, coded.body, coded.sections),
             *(scratch, self.device.stream),
         )
 

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 
 from benchmarks.device.native import runs_of
-from benchmarks.device.speed import Timer
+from benchmarks.device.speed import Timer, pieces_of
 from gymfast.delta.apply import apply as delta_apply
 from gymfast.delta.backends import BlockParams, select
 from gymfast.delta.encode import Encoder
@@ -21,10 +21,7 @@ _FAST = BlockParams(1, 0, 0, has_base=True)
 def time_torch(timer: Timer) -> None:
     """Positions and values of what changed by ne, nonzero and gather; no digest, nothing packed."""
     states = timer.states
-    live, new = (
-        state.view(torch.int16).split(states.settings.call_units)
-        for state in (states.live, states.new)
-    )
+    live, new = pieces_of(states.live), pieces_of(states.new)
     found: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def encode() -> None:

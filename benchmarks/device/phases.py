@@ -85,7 +85,7 @@ def large(session: Session, deadline: Deadline) -> Phase:
         np.resize(sample, 2 * num_units) for sample in (updates.old(), updates.new(TARGET_DENSITY))
     )
     case = Case("large", base, new, plan_geometry("BF16", (num_units,)))
-    Comparison(session.codec, case, PROFILES.index("fast"), tally).run()
+    Comparison(session.codec, case, PROFILES.index("fast"), tally, is_large=True).run()
     return _checked(session, "large", tally)
 
 

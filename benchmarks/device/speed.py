@@ -17,6 +17,7 @@ from gymfast.delta.geometry import Geometry, plan_geometry
 from gymfast.testing.weights import rl_like_update, rl_like_weights
 
 WARM_UP = 2
+_PIECE_UNITS = 1 << 29
 _SAMPLE_BYTES = 1 << 28  # generated on the CPU; a larger state repeats it
 
 
@@ -25,7 +26,7 @@ class Settings:
     """What the command line says about the rows."""
 
     num_units: int
-    call_units: int  # units of one native call
+    call_sections: int  # of one native call, each of 2^23 units
     rounds: int
     seed: int
 
@@ -59,11 +60,8 @@ class States:
     @property
     def num_changed(self) -> int:
         """Units that differ between old and new."""
-        pieces = [
-            state.view(torch.int16).split(self.settings.call_units)
-            for state in (self.old, self.new)
-        ]
-        return sum(int(torch.count_nonzero(old != new)) for old, new in zip(*pieces, strict=True))
+        pieces = zip(pieces_of(self.old), pieces_of(self.new), strict=True)
+        return sum(int(torch.count_nonzero(old != new)) for old, new in pieces)
 
     @property
     def geometry(self) -> Geometry:
@@ -92,6 +90,11 @@ class States:
         piece = torch.from_numpy(sample).to(self.device.name)
         for part in state.split(piece.numel()):
             part.copy_(piece[: part.numel()])
+
+
+def pieces_of(state: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Its units in pieces of a size that all functions of torch take."""
+    return state.view(torch.int16).split(_PIECE_UNITS)
 
 
 class Updates:
@@ -158,8 +161,8 @@ class NativeTimes:
         self._codec, self._timer, self._states = codec, timer, timer.states
         self._snapshot = self._states.live if snapshot is None else snapshot
         states = self._states
-        call_units = states.settings.call_units
-        self._runs = list(runs_of(states.geometry, states.params(profile), call_units))
+        calls = states.settings.call_sections
+        self._runs = list(runs_of(states.geometry, states.params(profile), calls))
         self._rows = codec.device.words(states.geometry.num_blocks, 2)
         self._digest(states.old)
         self._old_rows = self._rows.clone()
