@@ -59,8 +59,7 @@ def cases(num_units: int, seed: int) -> Iterator[Case]:
 
 
 def _flat(num_units: int, unit_bytes: int) -> Geometry:
-    tile_cols = min(DEFAULT_BLOCK_UNITS, -(-num_units // 3))
-    return Geometry(num_units, unit_bytes, num_units, 1, tile_cols)
+    return Geometry(num_units, unit_bytes, num_units, 1, min(num_units, DEFAULT_BLOCK_UNITS))
 
 
 def _tiled(num_units: int, unit_bytes: int) -> Geometry:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 MODES = ("unchanged", "fast", "balanced", "small", "dense", "raw")
 _MAX_SHOWN = 20
+_MAX_PROBLEMS = 100  # more of them say nothing new and cost time
 _PIECE = 1 << 20  # bytes: the result of a comparison stays in the cache
 
 
@@ -19,6 +20,7 @@ class Tally:
     num_runs: int = 0
     num_elements: int = 0
     num_damaged: int = 0
+    num_other_numbers: int = 0  # refused by both, for another rule of two that are broken
     num_problems: int = 0
     blocks_by_mode: dict[str, int] = field(default_factory=lambda: dict.fromkeys(MODES, 0))
     problems: list[str] = field(default_factory=list)
@@ -54,6 +56,10 @@ class Tally:
                 while body[at] & 0x80:  # payload_bytes, a varint
                     at += 1
                 at += 1 + 4
+
+    @property
+    def is_hopeless(self) -> bool:
+        return self.num_problems >= _MAX_PROBLEMS
 
     def missing_modes(self) -> list[str]:
         return [mode for mode in MODES if not self.blocks_by_mode[mode]]

@@ -16,12 +16,15 @@ from gymfast.delta.frame import PROFILES
 from gymfast.errors import FormatError
 
 _CUTS = (1, 2, 7)  # bytes off the end
+# A symbol out of range and a stream too short: "a reader that finds several rules broken reports
+# one of them" (docs/wire-format.md section 8), and the kernels count before they compare.
+_EITHER = {54, 55}
 
 
 def compare_damaged(
     codec: NativeCodec, case: Case, profile: int, num_flips: int, tally: Tally
 ) -> None:
-    """Bodies with one byte changed or an end cut off, of a case of one section."""
+    """Bodies with one byte changed or an end cut off, all blocks of a case in one section."""
     params = case.params(profile)
     expected = expect(case, params, case.geometry.num_blocks)
     rng = np.random.default_rng(profile)
@@ -29,7 +32,9 @@ def compare_damaged(
         text = f"{case.label}, {PROFILES[profile]}, {what}"
         number, data, rows = _on_cpu(case, params, expected.old_rows, body)
         found, left, digests = _on_device(codec, case, params, expected.old_rows, body)
-        if found != number:
+        if {found, number} == _EITHER:
+            tally.num_other_numbers += 1
+        elif found != number:
             tally.problem(f"{text}: error {found}, expected {number}")
         tally.equal(f"{text}: tensor", left, data)
         tally.equal(f"{text}: digests", digests, rows)

@@ -67,7 +67,7 @@ def equality(session: Session, deadline: Deadline) -> Phase:
     tally = Tally()
     for case in cases(_case_units(session), session.settings.seed):
         for profile in range(len(PROFILES)):
-            if deadline.is_over:
+            if deadline.is_over or tally.is_hopeless:
                 return _checked(session, "equality", tally, is_cut=True)
             Comparison(session.codec, case, profile, tally).run()
     for mode in tally.missing_modes():
@@ -94,7 +94,7 @@ def damage(session: Session, deadline: Deadline) -> Phase:
     tally = Tally()
     for case in cases(_TINY_UNITS, session.settings.seed + 1):
         for profile in range(len(PROFILES)):
-            if deadline.is_over:
+            if deadline.is_over or tally.is_hopeless:
                 return _checked(session, "damage", tally, is_cut=True)
             compare_damaged(session.codec, case, profile, session.options.num_flips, tally)
     return _checked(session, "damage", tally)
@@ -145,7 +145,7 @@ def _one_backend(session: Session, name: str, deadline: Deadline) -> Phase:
     num_units = min(_BACKEND_UNITS, _case_units(session))
     for case in cases(num_units, session.settings.seed + 2):
         for profile in range(len(PROFILES)):
-            if deadline.is_over:
+            if deadline.is_over or tally.is_hopeless:
                 return _checked(session, f"backend {name}", tally, is_cut=True)
             compare_backend(name, session.device, case, profile, tally)
     return _checked(session, f"backend {name}", tally)
@@ -267,7 +267,8 @@ def _checked(
     session.report.checks[name] = asdict(tally)
     print(
         f"{name}: {tally.num_runs} runs over {tally.num_elements:,} elements and "
-        f"{tally.num_damaged} damaged bodies, {tally.num_problems} problems; "
+        f"{tally.num_damaged} damaged bodies ({tally.num_other_numbers} refused for another "
+        f"rule), {tally.num_problems} problems; "
         f"blocks by mode: {dict(tally.blocks_by_mode)}",
         flush=True,
     )
