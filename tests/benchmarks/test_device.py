@@ -252,6 +252,13 @@ def test_the_run_says_in_one_sentence_that_there_is_no_gpu(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.ci
+def test_a_phase_that_there_is_not_is_refused(shim, tmp_path, capsys):
+    arguments = ["--module", shim.__file__, "--out", str(tmp_path), "--phases", "sped"]
+    assert codec.main(arguments) == codec.USAGE
+    assert "no phase sped" in capsys.readouterr().err
+
+
 def test_a_module_that_is_not_there_is_named(tmp_path, capsys):
     assert codec.main(["--module", "no_such_cuda", "--out", str(tmp_path)]) == NO_GPU
     assert "no module 'no_such_cuda' here" in capsys.readouterr().err
