@@ -14,6 +14,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+SOURCES = sorted((ROOT / "csrc/cuda").glob("*.cu"))
 TABLE = ROOT / "tests/cuda/resources.csv"
 ARCHITECTURES = ("90a", "100a")
 UNIT_BYTES = {"h": 1, "t": 2, "j": 4, None: 0}
@@ -53,18 +54,26 @@ def nvcc_version() -> str | None:
 
 def measure() -> list[Resources]:
     """What nvcc says now, sorted."""
+    # Kernels that do not depend on the unit are in several files, the same in all of them.
+    found = {row.key: row for source in SOURCES for row in _measure_file(source)}
+    return sorted(found.values(), key=lambda row: row.key)
+
+
+def _measure_file(source: Path) -> list[Resources]:
     with tempfile.TemporaryDirectory() as folder:
         command = ["nvcc", "-std=c++20", "--expt-relaxed-constexpr", "-O3", "-Xptxas", "-v", "-c"]
         for name in ARCHITECTURES:
             command += ["-gencode", f"arch=compute_{name},code=sm_{name}"]
         command += ["-I", str(ROOT / "csrc"), "--keep", "--keep-dir", folder]
-        command += [str(ROOT / "csrc/cuda/codec.cu"), "-o", f"{folder}/codec.o"]
+        command += [str(source), "-o", f"{folder}/kernels.o"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         loads = {
             (name, symbol): body.count("ld.global.v4.u32") + body.count("ld.global.nc.v4.u32")
             for name in ARCHITECTURES
-            for symbol, body in _entries(Path(folder, f"codec.compute_{name}.ptx").read_text())
+            for symbol, body in _entries(
+                Path(folder, f"{source.stem}.compute_{name}.ptx").read_text()
+            )
         }
     found = []
     for symbol, name, spills, registers, rest in COMPILED.findall(done.stdout + done.stderr):
@@ -72,7 +81,7 @@ def measure() -> list[Resources]:
         shared = re.search(r"(\d+) bytes smem", rest)
         numbers = (int(registers), int(spills), int(shared[1]) if shared else 0)
         found.append(Resources(name, kernel, UNIT_BYTES[unit], *numbers, loads[name, symbol]))
-    return sorted(found, key=lambda row: row.key)
+    return found
 
 
 def _entries(ptx: str) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from gymfast.errors import ChecksumError, FormatError
 
 ROOT = Path(__file__).parents[1]
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DGYMFAST_CUDA_SHIM"]
+SOURCES = [ROOT / f"csrc/cuda/{name}.cu" for name in ("codec", "encode", "apply")]
 RESULT_CHECK = 58
 BAD_ARGUMENT = 90
 NO_PARAMS = BlockParams(0, 0, 0, True)
@@ -25,7 +26,7 @@ def compile_shim(
     target: Path, *flags: str, program: Path | None = None, tsan: bool = False
 ) -> Path:
     """`target`, compiled from the kernels and the shim with the C++ compiler at hand."""
-    kernels = [ROOT / "csrc/cuda/codec.cu", program or ROOT / "tests/cuda/shim.cpp"]
+    kernels = [*SOURCES, program or ROOT / "tests/cuda/shim.cpp"]
     shim = target.with_suffix(".shim.o")
     # The books of the shim are no memory of a kernel: only the kernels are watched for races.
     shim_flags = ["-O2", "-DGYMFAST_TSAN", "-fPIC"] if tsan else flags

@@ -101,15 +101,19 @@ __device__ inline T apply_code(T before, T code) {
                         ((before ^ code) & kSign));
 }
 
+// The bits of a unit that its class is taken from.
+template <class T>
+__device__ inline unsigned class_field(T unit) {
+  if constexpr (sizeof(T) == 1) {
+    return unit & 0x7Fu;
+  } else {
+    return (unit >> (8 * sizeof(T) - 9)) & 0xFFu;
+  }
+}
+
 template <class T>
 __device__ inline unsigned class_of(T unit, int class_shift, int class_base) {
-  unsigned field;
-  if constexpr (sizeof(T) == 1) {
-    field = unit & 0x7Fu;
-  } else {
-    field = (unit >> (8 * sizeof(T) - 9)) & 0xFFu;
-  }
-  const int c = static_cast<int>(field >> class_shift) - class_base;
+  const int c = static_cast<int>(class_field(unit) >> class_shift) - class_base;
   return static_cast<unsigned>(c < 0 ? 0 : (c > 15 ? 15 : c));
 }
 

@@ -97,6 +97,34 @@ CallStatus encode_blocks(const Run& run, std::uint8_t* base, const std::uint8_t*
                          std::uint64_t blocks_per_section, const EncodeBuffers& buffers,
                          cudaStream_t stream);
 
+// Where gather_undo leaves the old values of the changed units: bytes from the start of the
+// scratch.
+struct UndoOffsets {
+  std::uint64_t counts = 0;  // u32 for each block: its changed units
+  std::uint64_t index = 0;   // u32 for each changed unit, block by block: its place in the block
+  std::uint64_t before = 0;  // unit for each of them
+};
+UndoOffsets undo_offsets(const Run& run);
+
+// Gathers the old values of all changed units in the scratch of the encode_blocks just done.
+CallStatus gather_undo(const Run& run, void* scratch, std::uint64_t scratch_bytes,
+                       cudaStream_t stream);
+
+struct UndoLists {
+  const std::uint32_t* counts = nullptr;  // of the blocks of the run
+  const std::uint32_t* index = nullptr;
+  const void* before = nullptr;
+  std::uint64_t num_records = 0;  // of index and before
+};
+// Puts gathered values back. Never writes outside of the blocks of the run, whatever the lists say.
+CallStatus rollback_blocks(const Run& run, std::uint8_t* data, const UndoLists& undo,
+                           cudaStream_t stream);
+
+// Class fields of num_class_samples(num_units) units, evenly spread, into `out`.
+std::uint64_t num_class_samples(std::uint64_t num_units);
+CallStatus sample_classes(const std::uint8_t* data, std::uint64_t num_units,
+                          std::uint64_t unit_bytes, std::uint8_t* out, cudaStream_t stream);
+
 struct ApplyBuffers {
   const std::uint8_t* body = nullptr;
   std::uint64_t body_bytes = 0;

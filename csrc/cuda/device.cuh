@@ -104,8 +104,7 @@ cudaError_t launch(void (*kernel)(Params...), std::uint64_t num_groups, unsigned
 template <class... Params, class... Args>
 cudaError_t launch(void (*kernel)(Params...), std::uint64_t num_groups, unsigned num_threads,
                    cudaStream_t, Args... args) {
-  shim::run_grid(static_cast<unsigned>(num_groups), num_threads, [&] { kernel(args...); });
-  return cudaSuccess;
+  return shim::run_grid(static_cast<unsigned>(num_groups), num_threads, [&] { kernel(args...); });
 }
 #endif
 

@@ -180,7 +180,7 @@ __global__ __launch_bounds__(kDiffThreads, 5) void diff_kernel(DiffArgs<T> args)
 }
 
 // Exclusive prefix sums of the counts of a block's chunks, in place; the sum goes to totals[block].
-static __global__ __launch_bounds__(kThreads) void scan_counts_kernel(
+[[maybe_unused]] static __global__ __launch_bounds__(kThreads) void scan_counts_kernel(
     std::uint32_t* counts, std::uint64_t chunks_per_block, std::uint32_t* totals,
     std::uint64_t* deltas) {
   GYMFAST_SHARED(GroupShared, shared);

@@ -111,7 +111,7 @@ __device__ inline void digest_piece(const std::uint8_t* data, std::uint64_t row,
 }
 
 // groups_per_block thread blocks share a block and add up in its row of digests, zero on entry.
-static __global__ __launch_bounds__(kThreads) void digest_kernel(DigestArgs args) {
+[[maybe_unused]] static __global__ __launch_bounds__(kThreads) void digest_kernel(DigestArgs args) {
   GYMFAST_SHARED(DigestShared, shared);
   for (std::uint32_t i = threadIdx.x; i < 2 * kDigestColumns; i += kThreads) {
     shared.keys[i / kDigestColumns][i % kDigestColumns] =
@@ -141,8 +141,8 @@ static __global__ __launch_bounds__(kThreads) void digest_kernel(DigestArgs args
   }
 }
 
-static __global__ __launch_bounds__(kThreads) void clear_digests_kernel(Digest* digests,
-                                                                        std::uint64_t count) {
+[[maybe_unused]] static __global__ __launch_bounds__(kThreads) void clear_digests_kernel(
+    Digest* digests, std::uint64_t count) {
   const std::uint64_t i = std::uint64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= count) return;
   digests[i].lane[0] = 0;

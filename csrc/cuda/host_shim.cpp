@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -81,6 +82,31 @@ struct Machine {
   char ended = 0;
   char allocated = 0;
 };
+
+struct Region {
+  std::uintptr_t start;
+  std::size_t size;
+  cudaMemoryType type;
+  int device;
+};
+struct StreamDevice {
+  cudaStream_t stream;
+  int device;
+};
+
+// What the calls of the CUDA runtime answer.
+struct Runtime {
+  std::vector<Region> regions;
+  std::vector<StreamDevice> streams;
+  cudaError_t launch_error = cudaSuccess;
+  std::uint64_t num_launches = 0;
+  int device = 0;
+};
+
+Runtime& runtime() {
+  static Runtime instance;
+  return instance;
+}
 
 Machine& machine() {
   static Machine instance;
@@ -256,7 +282,13 @@ void run_group(unsigned num_threads) {
 
 }  // namespace
 
-void run_grid(unsigned num_groups, unsigned num_threads, const std::function<void()>& kernel) {
+cudaError_t run_grid(unsigned num_groups, unsigned num_threads,
+                     const std::function<void()>& kernel) {
+  static std::mutex one_at_a_time;
+  const std::lock_guard<std::mutex> lock(one_at_a_time);
+  Runtime& r = runtime();
+  if (r.launch_error != cudaSuccess) return r.launch_error;
+  ++r.num_launches;
   Machine& m = machine();
   if (num_threads == 0 || num_threads % 32 != 0 || num_threads > kMaxThreads) {
     die("a thread block has 32, 64, .. 1024 threads");
@@ -275,7 +307,18 @@ void run_grid(unsigned num_groups, unsigned num_threads, const std::function<voi
     run_group(num_threads);
   }
   m.kernel = nullptr;
+  return cudaSuccess;
 }
+
+void set_memory(const void* start, std::size_t size, cudaMemoryType type, int device) {
+  runtime().regions.push_back({reinterpret_cast<std::uintptr_t>(start), size, type, device});
+}
+void forget_memory() { runtime().regions.clear(); }
+void set_stream_device(cudaStream_t stream, int device) {
+  runtime().streams.push_back({stream, device});
+}
+void set_launch_error(cudaError_t error) { runtime().launch_error = error; }
+std::uint64_t num_launches() { return runtime().num_launches; }
 
 void set_descending(bool is_descending) { machine().is_descending = is_descending; }
 
@@ -319,3 +362,41 @@ const std::uint64_t* exchange(WarpOp op, unsigned mask, std::uint64_t value) {
 }
 
 }  // namespace gymfast::shim
+
+using gymfast::shim::runtime;
+
+cudaError_t cudaGetDeviceCount(int* count) {
+  *count = 1;
+  return cudaSuccess;
+}
+cudaError_t cudaGetDevice(int* device) {
+  *device = runtime().device;
+  return cudaSuccess;
+}
+cudaError_t cudaSetDevice(int device) {
+  runtime().device = device;
+  return cudaSuccess;
+}
+
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  void* address = const_cast<void*>(pointer);
+  *attributes = {cudaMemoryTypeDevice, 0, address};
+  for (const auto& region : runtime().regions) {
+    if (reinterpret_cast<std::uintptr_t>(pointer) - region.start >= region.size) continue;
+    const bool is_reached = region.type != cudaMemoryTypeUnregistered;
+    *attributes = {region.type, region.device, is_reached ? address : nullptr};
+  }
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
+  *device = runtime().device;
+  for (const auto& known : runtime().streams) {
+    if (known.stream == stream) *device = known.device;
+  }
+  return cudaSuccess;
+}
+
+const char* cudaGetErrorString(cudaError_t error) {
+  return error == cudaErrorLaunchFailure ? "unspecified launch failure" : "another CUDA error";
+}

@@ -24,17 +24,54 @@ struct alignas(16) uint4 {
 };
 
 using cudaStream_t = void*;
-enum cudaError_t : int { cudaSuccess = 0 };
+enum cudaError_t : int {
+  cudaSuccess = 0,
+  cudaErrorInvalidValue = 1,
+  cudaErrorInsufficientDriver = 35,
+  cudaErrorNoDevice = 100,
+  cudaErrorLaunchFailure = 719,
+};
+enum cudaMemoryType : int {
+  cudaMemoryTypeUnregistered = 0,
+  cudaMemoryTypeHost = 1,
+  cudaMemoryTypeDevice = 2,
+  cudaMemoryTypeManaged = 3,
+};
+struct cudaPointerAttributes {
+  cudaMemoryType type;
+  int device;
+  void* devicePointer;
+};
+
+// Memory is that of device 0, and so are streams, unless gymfast::shim says otherwise.
+cudaError_t cudaGetDeviceCount(int* count);
+cudaError_t cudaGetDevice(int* device);
+cudaError_t cudaSetDevice(int device);
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer);
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device);
+const char* cudaGetErrorString(cudaError_t error);
+inline cudaError_t cudaGetLastError() { return cudaSuccess; }
 
 namespace gymfast::shim {
+
+// What [start, start + size) is from now on; the last call counts.
+void set_memory(const void* start, std::size_t size, cudaMemoryType type, int device);
+void forget_memory();
+void set_stream_device(cudaStream_t stream, int device);
+
+// All launches fail with this error, and run nothing, until it is cudaSuccess again.
+void set_launch_error(cudaError_t error);
+std::uint64_t num_launches();
 
 struct Index {
   unsigned x;
 };
 
-// Runs `kernel` once for every thread of the grid. Aborts with a message on what is undefined on a
-// GPU: a barrier that not all threads reach, warp operations of different kinds that meet.
-void run_grid(unsigned num_groups, unsigned num_threads, const std::function<void()>& kernel);
+// Runs `kernel` once for every thread of the grid; one grid at a time, whatever thread calls.
+// Aborts with a message on what is undefined on a GPU: a barrier that not all threads reach, warp
+// operations of different kinds that meet.
+cudaError_t run_grid(unsigned num_groups, unsigned num_threads,
+                     const std::function<void()>& kernel);
 
 // Threads take turns from the last to the first: other interleavings, the same results.
 void set_descending(bool is_descending);

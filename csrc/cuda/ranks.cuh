@@ -141,7 +141,7 @@ __device__ inline std::uint32_t scan_column(std::uint32_t* column, std::uint64_t
 
 // Units of a class before each chunk, and where the changes of a class and chunk begin in the order
 // by class. Totals and ends are [blocks, 16].
-static __global__ __launch_bounds__(kThreads) void scan_classes_kernel(
+[[maybe_unused]] static __global__ __launch_bounds__(kThreads) void scan_classes_kernel(
     std::uint32_t* class_units, std::uint32_t* class_changes, std::uint64_t chunks_per_block,
     std::uint32_t* class_totals, std::uint32_t* class_ends) {
   GYMFAST_SHARED(GroupShared, shared);
