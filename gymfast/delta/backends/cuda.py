@@ -171,16 +171,26 @@ class _Device:
         return int(torch.cuda.current_stream(device).cuda_stream)
 
     def empty(self, num_bytes: int) -> torch.Tensor:
-        """Fresh bytes on the device, freed in the order of the current stream."""
-        if self.is_host:
-            return torch.empty(num_bytes, dtype=torch.uint8, device=memory.CUDA)
-        return self.sample.new_empty(num_bytes, dtype=torch.uint8)
+        """Fresh bytes on the device, freed in the order of the current stream.
+
+        Raises BudgetError if there are not so many.
+        """
+        try:
+            if self.is_host:
+                data: torch.Tensor = memory.zeros(num_bytes, memory.CUDA)
+                return data
+            return self.sample.new_empty(num_bytes, dtype=torch.uint8)
+        except (MemoryError, torch.OutOfMemoryError) as error:
+            raise BudgetError(
+                f"a call needs {num_bytes} bytes of CUDA memory, which are not free ({error}): "
+                "free memory, or keep smaller blocks (block_units)"
+            ) from error
 
     def upload(self, array: NDArray[np.generic]) -> torch.Tensor:
         """The bytes of an array on the device."""
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
         out = self.empty(flat.size)
-        out.copy_(torch.from_numpy(flat))
+        out.copy_(torch.from_numpy(flat if flat.flags.writeable else flat.copy()))
         return out
 
     def wait(self) -> None:
@@ -252,13 +262,9 @@ class _Encode:
         while True:
             try:
                 return per_call, _EncodeBuffers.of(self, per_call, step)
-            except torch.OutOfMemoryError as error:
+            except BudgetError:
                 if per_call <= step:
-                    needed = _EncodeBuffers.size_bytes(self, per_call)
-                    raise BudgetError(
-                        f"encoding {per_call} blocks needs {needed} bytes of CUDA memory, which "
-                        f"is not free ({error}): free memory, or keep smaller blocks (block_units)"
-                    ) from error
+                    raise
                 per_call = max(step, per_call // step // 2 * step)
 
     def _call(
@@ -348,12 +354,6 @@ class _EncodeBuffers:
             device.empty(_cuda.encode_scratch_bytes(*flat, call.params.profile, num_blocks)),
         )
 
-    @staticmethod
-    def size_bytes(call: _Encode, num_blocks: int) -> int:
-        flat = _flat(call.geometry)
-        scratch = _cuda.encode_scratch_bytes(*flat, call.params.profile, num_blocks)
-        return scratch + _cuda.encode_body_capacity(*flat, num_blocks)
-
 
 def rollback(base: torch.Tensor, undo: bytes | memoryview, geometry: Geometry) -> None:
     """Puts back the old values of an undo blob."""
@@ -387,14 +387,8 @@ def _apply(
     first, count = sections[0].first_block, sum(section.num_blocks for section in sections)
     rows = digests[first : first + count]
     device, flat = _Device(data), _flat(geometry)
-    try:
-        scratch = device.empty(_cuda.apply_scratch_bytes(*flat, count))
-        body = device.upload(np.frombuffer(b"".join(bodies), np.uint8))
-    except torch.OutOfMemoryError as error:
-        raise BudgetError(
-            f"applying {count} blocks needs {_cuda.apply_scratch_bytes(*flat, count)} bytes of "
-            f"CUDA memory, which is not free ({error}): free memory, or publish with smaller blocks"
-        ) from error
+    scratch = device.empty(_cuda.apply_scratch_bytes(*flat, count))
+    body = device.upload(np.frombuffer(bytearray().join(bodies), np.uint8))
     device_rows, result = device.upload(rows), device.empty(16)
     _cuda.apply_blocks(
         *(data, body, *flat, params.class_shift, params.class_base, params.has_base),
