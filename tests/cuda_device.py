@@ -70,8 +70,6 @@ class Stream:
 
 def zeros(num_bytes: int, place: str):
     """As gymfast.delta.memory.zeros, on the device that is not there."""
-    if place == memory.PINNED:
-        return torch.zeros(num_bytes, dtype=torch.uint8)
     if memory.kind_of(place) == memory.CUDA:
         return torch.zeros(num_bytes, dtype=torch.uint8).as_subclass(FakeCuda)
     return real_zeros(num_bytes, place)
@@ -86,4 +84,5 @@ def install(module: ModuleType, patch: pytest.MonkeyPatch) -> None:
     patch.setitem(sys.modules, "gymfast._cuda", module)
     patch.setattr(gymfast, "_cuda", module, raising=False)
     patch.setattr(memory, "zeros", zeros)
+    patch.setattr(memory, "empty_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
     patch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())

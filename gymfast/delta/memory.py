@@ -59,10 +59,16 @@ def zeros(num_bytes: int, place: str) -> Data:
     torch = _torch()
     try:
         if place == PINNED:
-            return torch.zeros(num_bytes, dtype=torch.uint8, pin_memory=True)
+            return empty_pinned(num_bytes).zero_()
         return torch.zeros(num_bytes, dtype=torch.uint8, device=place)
     except torch.OutOfMemoryError as error:
         raise MemoryError(str(error)) from error
+
+
+def empty_pinned(num_bytes: int) -> Data:
+    """Pinned bytes of any value, from torch, which keeps what is freed for the next caller."""
+    torch = _torch()
+    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def copy_to(data: Data, place: str) -> Data:
@@ -72,7 +78,7 @@ def copy_to(data: Data, place: str) -> Data:
     if isinstance(data, np.ndarray):
         data = _torch().from_numpy(data)
     if place == PINNED:
-        copied = zeros(size_of(data), PINNED)
+        copied = empty_pinned(size_of(data))
         copied.copy_(data)
         return copied
     return data.to(place, copy=True)

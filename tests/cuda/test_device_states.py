@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import numpy as np
 import pytest
 import torch
 from cuda_device import FakeCuda, install, to_device
-from cuda_module import load_module
 
 from gymfast import delta
 from gymfast.delta import Encoder, State
@@ -20,15 +21,10 @@ PROFILES = ("auto", "fast", "small")
 BLOCK_UNITS = 512
 
 
-@pytest.fixture(scope="session")
-def module(tmp_path_factory: pytest.TempPathFactory):
-    return load_module(tmp_path_factory.mktemp("cuda_module") / "shim")
-
-
 @pytest.fixture(autouse=True)
-def cuda(module, monkeypatch: pytest.MonkeyPatch) -> None:
+def cuda(cuda_module: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     if not torch.cuda.is_available():
-        install(module, monkeypatch)
+        install(cuda_module, monkeypatch)
 
 
 def host_weights(seed: int = 0) -> dict[str, torch.Tensor]:
@@ -187,7 +183,7 @@ def test_restore_heals_a_half_written_state() -> None:
     assert bits(live) == bits(new)
 
 
-def test_a_frame_for_another_base_is_refused_before_any_launch(module) -> None:
+def test_a_frame_for_another_base_is_refused_and_nothing_is_written() -> None:
     old = host_weights()
     frame = delta.encode(step(old, 0.1, 1), step(old, 0.1, 2), backend="cpu")
     live = on_device(old)
@@ -289,3 +285,12 @@ def test_memory_is_declared_by_place() -> None:
     assert State.copy_of(device, snapshot="pinned").memory_bytes == {"pinned": size}
     assert State.attach(device).memory_bytes == {}
     assert State.copy_of(host_weights()).memory_bytes == {"cpu": size}
+
+
+def test_long_bodies_come_through_pinned_memory(monkeypatch) -> None:
+    source = __import__(type(select("cuda")).__module__, fromlist=["_PINNED_BYTES"])
+    old = host_weights()
+    new = step(old, 0.5, 1)
+    expected = delta.encode(old, new, backend="cpu")
+    monkeypatch.setattr(source, "_PINNED_BYTES", 64)
+    assert delta.encode(on_device(old), on_device(new)) == expected

@@ -26,6 +26,7 @@ Rows = NDArray[np.uint64]
 _SECTION_WORDS = 5  # first_block, num_blocks, offset, size, num_changed
 _NUM_SAMPLES = 1024
 _NO_ERROR = 2**64 - 1
+_PINNED_BYTES = 1 << 16  # from here on a copy through pinned memory is worth its allocation
 _RESULT_CHECK = 58
 
 
@@ -163,7 +164,7 @@ class _Device:
 
     @property
     def is_host(self) -> bool:
-        return self.sample.device.type == memory.CPU
+        return bool(self.sample.device.type == memory.CPU)
 
     @property
     def stream(self) -> int:
@@ -423,5 +424,11 @@ def _flat(geometry: Geometry) -> tuple[int, int, int, int, int]:
 
 def _host(data: torch.Tensor) -> memory.U8:
     """Bytes of a device as an array; waits for what the current stream does to them."""
-    array: memory.U8 = data.cpu().numpy()
-    return array
+    if data.numel() < _PINNED_BYTES:
+        array: memory.U8 = data.cpu().numpy()
+        return array
+    out: torch.Tensor = memory.empty_pinned(data.numel())
+    out.copy_(data, non_blocking=True)
+    _Device(data).wait()
+    pinned: memory.U8 = out.numpy()
+    return pinned
