@@ -231,3 +231,21 @@ def test_bfloat16_tensors_of_torch_are_bytes(cuda_module: ModuleType, cpu) -> No
     cuda_module.digest_blocks(tensor, *shape_of(geometry), 0, 1, rows, 0)
     data = tensor.view(torch.uint8).numpy().reshape(-1)
     assert np.array_equal(rows.numpy().view(np.uint64), cpu.digest_blocks(data, geometry, 1))
+
+
+def test_a_parameter_of_torch_is_its_memory(cuda_module: ModuleType) -> None:
+    import torch
+
+    weight = torch.nn.Parameter(torch.zeros(1000))
+    result = np.zeros(2, np.uint64)
+    raw = torch.arange(1000, dtype=torch.float32)
+    geometry = Geometry(1000, 4, 1000, 1, 1000)
+    rows = np.zeros((1, 2), np.uint64)
+    case = Case(np.zeros(4000, np.uint8), raw.numpy().view(np.uint8), geometry, 0, has_base=False)
+    body = np.frombuffer(encode(select("cpu"), case).body, np.uint8)
+    sections = np.array([[0, 1, 0, body.size, 0]], np.uint64)
+    scratch = aligned(np.zeros(cuda_module.apply_scratch_bytes(*shape_of(geometry), 1), np.uint8))
+    run = (*shape_of(geometry), 0, 0, False, rows, 0, 1)
+    cuda_module.apply_blocks(weight, body, *run, sections, result, scratch, 0)
+    assert result[1] == 999
+    assert torch.equal(weight.detach(), raw)
