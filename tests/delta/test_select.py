@@ -5,7 +5,10 @@ from __future__ import annotations
 import sys
 
 import pytest
+import torch
+from cuda_device import FakeCuda
 
+from gymfast.delta import State
 from gymfast.delta.backends import select
 from gymfast.errors import MissingDependencyError
 
@@ -29,3 +32,14 @@ def test_a_missing_extension_module_is_named(monkeypatch: pytest.MonkeyPatch, na
     with pytest.raises(MissingDependencyError, match=r"gymfast\._core.*backend='reference'"):
         select(name)
     assert select("reference").name == "reference"
+
+
+def test_a_tensor_on_a_gpu_without_a_back_end_for_it_is_told_why(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("cuda", "triton"):
+        monkeypatch.setitem(sys.modules, f"gymfast.delta.backends.{name}", None)
+    weights = {"w": torch.ones(3).as_subclass(FakeCuda)}
+    reasons = r"a tensor is in CUDA memory.*gymfast\._cuda.*nvcc.*gymfast\[triton\]"
+    with pytest.raises(MissingDependencyError, match=reasons):
+        State.copy_of(weights)
