@@ -44,7 +44,7 @@ def command(output: Output) -> None:
     lines = [
         (name, "yes" if is_available else "no", detail) for name, is_available, detail in found
     ]
-    text = f"{format_table(('back end', 'works', 'detail'), lines)}\n\n{table}"
+    text = [*format_table(("back end", "works", "detail"), lines), "", *table]
     output.result({"backends": backends, "settings": settings, "unknown": unknown}, text)
 
 

@@ -157,6 +157,9 @@ def test_env_names_value_and_origin_of_every_variable(gymfast, monkeypatch) -> N
 
 def test_env_lists_every_back_end_and_what_a_missing_one_needs(gymfast, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "gymfast.delta.backends.triton", None)
+    lines = gymfast("env").out.splitlines()
+    assert lines[0].split() == ["back", "end", "works", "detail"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["cpu", "yes"], ["reference", "yes"]]
     found = {row["name"]: row for row in gymfast("env", "--json").json["backends"]}
     assert set(found) == {"cpu", "reference", "cuda", "triton"}
     assert found["cpu"]["is_available"]
