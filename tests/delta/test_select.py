@@ -36,7 +36,7 @@ def test_a_missing_extension_module_is_named(monkeypatch: pytest.MonkeyPatch, na
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPU")
 def test_a_gpu_that_is_not_there_is_named() -> None:
-    with pytest.raises(MissingDependencyError, match=r"cuda memory.*finds no GPU.*backend='cpu'"):
+    with pytest.raises(MissingDependencyError, match=r"cuda:0 memory.*finds no GPU.*backend='cpu'"):
         memory.zeros(4, "cuda:0")
     with pytest.raises(MissingDependencyError, match=r"pinned memory.*finds no GPU"):
         memory.zeros(4, "pinned")
