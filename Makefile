@@ -81,6 +81,9 @@ format: $(VENV)/.group-lint
 
 stubs: build
 	$(BIN)/python -P -m nanobind.stubgen -q -m gymfast._core -o gymfast/_core.pyi
+	@if $(BIN)/python -P -c 'import gymfast._cuda' 2>/dev/null; \
+	then $(BIN)/python -P -m nanobind.stubgen -q -m gymfast._cuda -o gymfast/_cuda.pyi; \
+	else echo 'gymfast._cuda was not built: gymfast/_cuda.pyi stays as it is'; fi
 
 ci:
 	bash .ci/run

@@ -7,7 +7,7 @@ from pathlib import Path
 from gymfast.delta.backends import select
 from gymfast.delta.checkpoint import apply_checkpoint, apply_checkpoint_in_place, recover
 
-select("cpu")  # loads the extension module now, so that its files are no points of the tests
+select("auto")  # loads the extension module now, so that its files are no points of the tests
 
 
 def update(folder: str) -> None:

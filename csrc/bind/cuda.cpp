@@ -300,6 +300,9 @@ NB_MODULE(GYMFAST_CUDA_MODULE, m) {
       "return before the device is done: the caller keeps the arrays and orders the streams.";
 
   m.def("device_count", &device_count, "GPUs that the driver reports; 0 without a driver.");
+  m.def(
+      "error_text", [](int number) { return gymfast::error_text(static_cast<Error>(number)); },
+      "number"_a, "What the number of an error in a result says.");
   m.def("encode_body_capacity", &encode_body_capacity, "num_units"_a, "unit_bytes"_a, "cols"_a,
         "tile_rows"_a, "tile_cols"_a, "num_blocks"_a, "Bytes of body that encode_blocks needs.");
   m.def("encode_scratch_bytes", &encode_scratch_bytes, "num_units"_a, "unit_bytes"_a, "cols"_a,

@@ -114,8 +114,8 @@ inline Layout read_dlpack(nb::handle object, const Need& need, DeviceArray* arra
   if (!is_array) {
     const std::string type = nb::cast<std::string>(object.type().attr("__name__"));
     throw nb::type_error((array->name + " is " + type +
-                          ", expected an array with __dlpack__ or __cuda_array_interface__: pass a "
-                          "tensor without gradient")
+                          ", expected an array with __dlpack__ or __cuda_array_interface__: pass "
+                          "a tensor")
                              .c_str());
   }
   if (need.is_written && !nb::try_cast<nb::ndarray<>>(object, writable, false)) {

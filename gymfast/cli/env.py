@@ -1,13 +1,16 @@
-"""`gymfast env`: every GYMFAST_* variable with its value and where that comes from."""
+"""`gymfast env`: the back ends that work here, and every GYMFAST_* variable with its origin."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import click
 
 from gymfast.cli.output import Output, format_table, with_output
 from gymfast.cli.settings import SETTINGS, find_unknown
+from gymfast.delta.backends import NAMES, select
+from gymfast.errors import MissingDependencyError
 
 _EPILOG = """\b
 Examples:
@@ -19,7 +22,9 @@ Examples:
 @click.command("env", epilog=_EPILOG)
 @with_output
 def command(output: Output) -> None:
-    """Show every GYMFAST_* variable: value and origin.
+    """Show the back ends of the codec, and every GYMFAST_* variable.
+
+    A back end that is missing says what to install.
 
     An option on the command line goes before the variable, the variable before
     the default. An unknown GYMFAST_* variable is a warning: it has no effect.
@@ -34,7 +39,49 @@ def command(output: Output) -> None:
         [(*row, s.flag or "-", s.meaning) for row, s in zip(rows, SETTINGS, strict=True)],
     )
     unknown = [name for name, _ in find_unknown()]
-    output.result({"settings": settings, "unknown": unknown}, table)
+    found = [_find(name) for name in NAMES if name != "auto"]
+    backends = [{"name": n, "is_available": ok, "detail": detail} for n, ok, detail in found]
+    lines = [
+        (name, "yes" if is_available else "no", detail) for name, is_available, detail in found
+    ]
+    text = [*format_table(("back end", "works", "detail"), lines), "", *table]
+    output.result({"backends": backends, "settings": settings, "unknown": unknown}, text)
+
+
+def _find(name: str) -> tuple[str, bool, str]:
+    """A back end's name, whether it can be made, and what it runs on or why it cannot."""
+    try:
+        select(name)
+    except MissingDependencyError as error:
+        return name, False, str(error)
+    return name, True, _DETAILS[name]()
+
+
+def _cpu() -> str:
+    from gymfast import _core
+
+    return f"C++, {_core.cpu_target()}"
+
+
+def _cuda() -> str:
+    from gymfast import _cuda
+
+    return f"CUDA kernels, {_cuda.device_count()} devices"
+
+
+def _triton() -> str:
+    import torch
+    import triton
+
+    return f"triton {triton.__version__}, {torch.cuda.device_count()} devices"
+
+
+_DETAILS: dict[str, Callable[[], str]] = {
+    "cpu": _cpu,
+    "reference": lambda: "NumPy",
+    "cuda": _cuda,
+    "triton": _triton,
+}
 
 
 def _describe(name: str, default: str) -> tuple[str, str, str]:

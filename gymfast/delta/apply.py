@@ -141,9 +141,11 @@ def verify(
     """
     parsed = parse(frame, backend, key)
     check_new_root(parsed)
+    codec = select(backend)
     for step in unplanned(parsed):
         if step.record.kind in (Kind.ADDED, Kind.REPLACED):
-            write_blocks([(new_slot(step), step)], select(backend), num_threads(threads))
+            place = codec.kinds[0]
+            write_blocks([(new_slot(step, place), step)], codec, num_threads(threads))
     return _info(frame, parsed)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from gymfast.delta.apply_plan import Action, Spec, Step
 from gymfast.delta.backends import Backend
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.memory import CPU, count_different
 from gymfast.delta.records import BlocksRecord, Digest
 from gymfast.delta.state import Rows, Slot, State, zero_rows
 from gymfast.delta.tensors import Tensor, like, overlapping, why_not_live, zeros
@@ -96,7 +97,8 @@ class Executor:
 
     def run(self) -> None:
         """All steps. Raises ChecksumError if it fails half way: the state is then inconsistent."""
-        built = {s.name: new_slot(s) for s in self._of(Action.BUILD)}
+        place = self._state.usual_place
+        built = {s.name: new_slot(s, place) for s in self._of(Action.BUILD)}
         self._write(built, list(self._of(Action.BUILD)))
         if self._reset:
             self._rows = {
@@ -136,7 +138,7 @@ class Executor:
 
     def _copy(self, step: Step) -> None:
         slot, target = self._state.slots[step.name], self._state.slots[step.record.target]
-        self.num_changed += int(np.count_nonzero(slot.tensor.data != target.tensor.data))
+        self.num_changed += count_different(slot.tensor.data, target.tensor.data)
         slot.tensor.data[:] = target.tensor.data
         slot.geometry, slot.rows = target.geometry, target.rows.copy()
 
@@ -151,20 +153,20 @@ class Executor:
             del mapping[step.name]
 
 
-def new_slot(step: Step) -> Slot:
-    """A tensor of zeros for the blocks of a step.
+def new_slot(step: Step, place: str) -> Slot:
+    """A tensor of zeros, at a place, for the blocks of a step.
 
     Raises BudgetError if there is no memory for a tensor of that size.
     """
     geometry = step.record.geometry
     rows = zero_rows(step.name, geometry)
     try:
-        tensor = zeros(*step.spec)
+        tensor = zeros(*step.spec, place)
     except (MemoryError, ValueError) as error:  # ValueError: larger than the address space
         raise BudgetError(
-            f"tensor {step.name!r} needs {geometry.num_bytes} bytes, this process gets no such "
-            "memory: nothing was written; free memory, or apply to a checkpoint "
-            "(gymfast.delta.checkpoint)"
+            f"tensor {step.name!r} needs {geometry.num_bytes} bytes of {place} memory, this "
+            "process gets no such memory: nothing was written; free memory, or apply to a "
+            "checkpoint (gymfast.delta.checkpoint)"
         ) from error
     return Slot(tensor, geometry, rows)
 
@@ -176,12 +178,17 @@ def write_blocks(pairs: Sequence[tuple[Slot, Step]], backend: Backend, threads: 
     says; other tensors may be written then, and no thread writes any more.
     """
     workers: OrderedWorkers[tuple[Slot, Step], int]
-    workers = OrderedWorkers(threads, sum(len(step.blocks) for _, step in pairs))
+    in_place = any(slot.tensor.place != CPU for slot, _ in pairs)  # see EncodePass
+    num_sections = sum(len(step.blocks) for _, step in pairs)
+    workers = OrderedWorkers(threads, num_sections, in_place=in_place)
 
     def jobs() -> Iterator[tuple[tuple[Slot, Step], Callable[[], int] | None]]:
         for slot, step in pairs:
-            for section in step.blocks:
-                job = partial(_write_section, slot, step, section, backend, workers.job_threads)
+            data, params = slot.tensor.data, step.params
+            per_call = backend.sections_per_call(data, slot.geometry, params) if step.blocks else 1
+            for first in range(0, len(step.blocks), per_call):
+                sections = step.blocks[first : first + per_call]
+                job = partial(_write_sections, slot, step, sections, backend, workers.job_threads)
                 yield (slot, step), job
             yield (slot, step), None
 
@@ -194,20 +201,13 @@ def write_blocks(pairs: Sequence[tuple[Slot, Step]], backend: Backend, threads: 
     return num_changed
 
 
-def _write_section(
-    slot: Slot, step: Step, section: BlocksRecord, backend: Backend, threads: int
+def _write_sections(
+    slot: Slot, step: Step, sections: Sequence[BlocksRecord], backend: Backend, threads: int
 ) -> int:
     """Called on any thread."""
     with naming(step.name):
-        return backend.apply_blocks(
-            slot.tensor.data,
-            section.body,
-            slot.geometry,
-            step.params,
-            slot.rows,
-            section.first_block,
-            section.num_blocks,
-            threads,
+        return backend.apply_sections(
+            slot.tensor.data, sections, slot.geometry, step.params, slot.rows, threads
         )
 
 

@@ -30,10 +30,10 @@ from gymfast.delta.files import os_errors
 from gymfast.delta.frame import Kind, ParsedFrame
 from gymfast.delta.in_place import apply_checkpoint_in_place
 from gymfast.delta.journal import recover
+from gymfast.delta.memory import U8
 from gymfast.delta.parse import Frame, open_frame
 from gymfast.delta.records import Digest
 from gymfast.delta.safetensors_files import Checkpoint
-from gymfast.delta.tensors import U8
 from gymfast.delta.window import Transfer, Window
 
 __all__ = [

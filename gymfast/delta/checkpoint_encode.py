@@ -13,10 +13,10 @@ from gymfast.delta.checkpoint_stream import Codec, Meter, Progress, reader
 from gymfast.delta.encode_pass import EncodeStats
 from gymfast.delta.frame import FAST, EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
 from gymfast.delta.geometry import Geometry, plan_geometry
+from gymfast.delta.memory import U8
 from gymfast.delta.records import Digest
 from gymfast.delta.safetensors_files import Checkpoint, CheckpointTensor
 from gymfast.delta.state import Rows, digest_of
-from gymfast.delta.tensors import U8
 from gymfast.delta.window import Window, block_span
 from gymfast.errors import CoverageError
 

@@ -7,15 +7,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gymfast.delta import memory
 from gymfast.delta.apply_live import check_result, naming
 from gymfast.delta.apply_plan import Spec, Step
-from gymfast.delta.backends import Backend, select
+from gymfast.delta.backends import Backend, require_kinds, select
 from gymfast.delta.frame import ParsedFrame
 from gymfast.delta.geometry import Geometry, plan_geometry
+from gymfast.delta.memory import U8
 from gymfast.delta.records import Digest
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.state import Rows, digest_of, num_threads
-from gymfast.delta.tensors import U8
 from gymfast.delta.window import Transfer, Window, block_span
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -47,7 +48,9 @@ class Codec:
     @classmethod
     def of(cls, backend: str, threads: int | None) -> Codec:
         """The codec for the options of a public function."""
-        return cls(select(backend), num_threads(threads))
+        codec = cls(select(backend), num_threads(threads))
+        require_kinds(codec.backend, memory.CPU, "a checkpoint that is read from files")
+        return codec
 
     def digest(
         self, window: Window, geometry: Geometry, meter: Meter, flush: Transfer | None = None

@@ -16,6 +16,7 @@ from gymfast.delta.checkpoint_replace import files_to_replace, put_back, replace
 from gymfast.delta.files import read_into, read_whole, sync_directory, write_all
 from gymfast.delta.frame import Kind
 from gymfast.delta.journal import journal_path, recover
+from gymfast.delta.memory import U8
 from gymfast.delta.safetensors_files import (
     DEFAULT_NAME,
     INDEX_SUFFIX,
@@ -25,7 +26,6 @@ from gymfast.delta.safetensors_files import (
 )
 from gymfast.delta.safetensors_header import Header, HeaderEntry, build_header
 from gymfast.delta.temporary import make_temporary, remove, sweep
-from gymfast.delta.tensors import U8
 from gymfast.errors import BudgetError, FormatError, GymfastError, NotFoundError
 
 _SIDE_FILE_BYTES = 2**25  # configuration and tokenizer go along, other weights do not

@@ -10,10 +10,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from gymfast.delta import memory
 from gymfast.delta.authentication import check_key
-from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
+from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks, require_kinds
 from gymfast.delta.encode_plan import Entry
 from gymfast.delta.frame import FAST, EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
+from gymfast.delta.memory import Data
 from gymfast.delta.records import Digest
 from gymfast.delta.state import Slot, State
 from gymfast.delta.tensors import Tensor, as_tensor, zeros
@@ -64,10 +66,14 @@ class EncodePass:
         self._update = update
         self._undo = undo
         sections = sum(-(-e.geometry.num_blocks // e.geometry.section_blocks()) for e in entries)
-        self._workers: OrderedWorkers[_Place, EncodedBlocks]
-        self._workers = OrderedWorkers(options.threads, sections)
+        self._workers: OrderedWorkers[_Place, list[EncodedBlocks]]
+        # Kernels go to the current stream of the thread that takes the sections.
+        in_place = any(e.place != memory.CPU for e in entries)
+        self._workers = OrderedWorkers(options.threads, sections, in_place=in_place)
+        for entry in entries:
+            require_kinds(options.backend, entry.place, f"new tensor {entry.name!r}")
         self._writer = FrameWriter(options.backend.check64, options.key)
-        self._zeros = np.zeros(0, np.uint8)
+        self._zeros: dict[str, Data] = {}
         self._slots: dict[str, Slot] = {}
         self._digests: dict[str, Digest] = {}
         self._base_digests: dict[str, Digest] = {}
@@ -112,9 +118,12 @@ class EncodePass:
             elif encoded is None:
                 ends.append(self._end_of(entry, num_changed))
             else:
-                num_changed += encoded.num_changed
-                if encoded.body:
-                    yield self._writer.blocks(len(ends), first, count, encoded.body)
+                step = entry.geometry.section_blocks()
+                for at, section in zip(range(first, first + count, step), encoded, strict=True):
+                    num_changed += section.num_changed
+                    if section.body:
+                        covered = min(step, first + count - at)
+                        yield self._writer.blocks(len(ends), at, covered, section.body)
         base_root = self._base_root
         new_root = root_of(self._new_entries())
         if self._update:
@@ -177,8 +186,8 @@ class EncodePass:
             shift, base = self._options.backend.class_params(slot.tensor.data, unit_bytes)
         return BlockParams(self._options.profile, shift, base, has_base)
 
-    def _jobs(self) -> Iterator[tuple[_Place, Callable[[], EncodedBlocks] | None]]:
-        """Begin, sections and end of each tensor in order; a job encodes one section."""
+    def _jobs(self) -> Iterator[tuple[_Place, Callable[[], list[EncodedBlocks]] | None]]:
+        """Begin, sections and end of each tensor in order; a job encodes some sections."""
         for entry in self._entries:
             if entry.kind in (Kind.ALIAS, Kind.REMOVED):
                 yield _Place(entry), None
@@ -188,7 +197,8 @@ class EncodePass:
             params = self._params[entry.name] = self._block_params(entry)
             slot = self._slots[entry.name] = self._slot(entry)
             yield _Place(entry), None
-            step = entry.geometry.section_blocks()
+            per_call = self._options.backend.sections_per_call(new.data, entry.geometry, params)
+            step = entry.geometry.section_blocks() * per_call
             for first in range(0, entry.geometry.num_blocks, step):
                 count = min(step, entry.geometry.num_blocks - first)
                 job = partial(self._blocks, entry, slot, new, params, first, count)
@@ -205,21 +215,22 @@ class EncodePass:
             return slot
         rows = np.zeros((entry.geometry.num_blocks, 2), np.uint64)
         if self._update:
-            return Slot(zeros(entry.dtype, entry.shape), entry.geometry, rows)
+            place = self._state.place_beside(entry.place)
+            return Slot(zeros(entry.dtype, entry.shape, place), entry.geometry, rows)
         num_bytes = entry.geometry.num_bytes
-        if self._zeros.size < num_bytes:
-            self._zeros = np.zeros(num_bytes, np.uint8)
-        tensor = Tensor(entry.dtype, entry.shape, self._zeros[:num_bytes])
-        return Slot(tensor, entry.geometry, rows)
+        kept = self._zeros.get(entry.place)
+        if kept is None or memory.size_of(kept) < num_bytes:
+            kept = self._zeros[entry.place] = memory.zeros(num_bytes, entry.place)
+        return Slot(Tensor(entry.dtype, entry.shape, kept[:num_bytes]), entry.geometry, rows)
 
     def _blocks(
         self, entry: Entry, slot: Slot, new: Tensor, params: BlockParams, first: int, count: int
-    ) -> EncodedBlocks:
-        """The blocks of one section; called on any thread."""
+    ) -> list[EncodedBlocks]:
+        """The sections of some blocks; called on any thread."""
         undo = self._undo if entry.kind is Kind.DELTA else None
         if undo is not None:
             undo.pending[entry.name, first] = slot, count
-        encoded = self._options.backend.encode_blocks(
+        encoded = self._options.backend.encode_sections(
             slot.tensor.data,
             new.data,
             slot.geometry,
@@ -232,7 +243,10 @@ class EncodePass:
             threads=self._workers.job_threads,
         )
         if undo is not None:
-            undo.blocks.append((slot.tensor.data, slot.geometry, undo.memory.keep(encoded.undo)))
+            for log in (section.undo for section in encoded):
+                if log:
+                    kept = undo.memory.keep(log)
+                    undo.blocks.append((slot.tensor.data, slot.geometry, kept))
             del undo.pending[entry.name, first]
         return encoded
 

@@ -8,8 +8,16 @@ from typing import Any
 
 from gymfast.delta.frame import Kind
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.memory import CPU, CUDA, PINNED, kind_of
 from gymfast.delta.state import State
-from gymfast.delta.tensors import Identity, Weights, check_name, identity, spec_of
+from gymfast.delta.tensors import (
+    Identity,
+    Weights,
+    check_name,
+    identity,
+    place_of_value,
+    spec_of,
+)
 
 MAX_DIMS = 32
 
@@ -18,7 +26,8 @@ MAX_DIMS = 32
 class Entry:
     """One tensor of the frame to be written; value is what the caller passed, None if removed.
 
-    `memory` tells which values share their bytes, as gymfast.delta.tensors.identity does.
+    `memory` tells which values share their bytes, as gymfast.delta.tensors.identity does; `place`
+    is where they lie.
     """
 
     kind: Kind
@@ -29,6 +38,7 @@ class Entry:
     value: Any = field(default=None, repr=False)
     target: str = ""
     memory: Identity | None = field(default=None, repr=False)
+    place: str = CPU
 
 
 def plan_frame(state: State, new: Weights) -> list[Entry]:
@@ -64,8 +74,21 @@ def _entry(state: State, name: str, value: Any, target: str, memory: Identity | 
     else:
         kind = Kind.ADDED if slot is None else Kind.REPLACED
         geometry = state.plan(dtype, shape)
+    place = place_of_value(value)
+    if slot is not None and kind is Kind.DELTA and not target:
+        _require_reachable(name, slot.tensor.place, place)
     return Entry(
-        Kind.ALIAS if target else kind, name, dtype, shape, geometry, value, target, memory
+        Kind.ALIAS if target else kind, name, dtype, shape, geometry, value, target, memory, place
+    )
+
+
+def _require_reachable(name: str, base: str, new: str) -> None:
+    if base == new or (base == PINNED and kind_of(new) == CUDA):
+        return
+    raise ValueError(
+        f"new tensor {name!r} is in {new} memory, the state holds it in {base} memory: pass the "
+        "new weights where the old ones were, or make the state from weights on that device "
+        "(State.copy_of; snapshot='pinned' keeps it in CPU memory that the device reaches)"
     )
 
 

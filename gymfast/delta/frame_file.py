@@ -10,10 +10,10 @@ from gymfast.delta.authentication import authentication_of_source
 from gymfast.delta.checkpoint_stream import Codec
 from gymfast.delta.frame import FrameInfo, Kind, ParsedFrame, frame_info
 from gymfast.delta.frame_parser import parse_source
+from gymfast.delta.memory import U8
 from gymfast.delta.parse import open_source
 from gymfast.delta.source import Source
 from gymfast.delta.state import zero_rows
-from gymfast.delta.tensors import U8
 from gymfast.delta.window import Window
 
 

@@ -18,9 +18,9 @@ from gymfast.delta.checkpoint_stream import (
 )
 from gymfast.delta.files import os_errors
 from gymfast.delta.journal import Journal
+from gymfast.delta.memory import U8
 from gymfast.delta.parse import Frame, open_frame
 from gymfast.delta.safetensors_files import Checkpoint
-from gymfast.delta.tensors import U8
 from gymfast.delta.window import Window
 from gymfast.errors import GymfastError
 

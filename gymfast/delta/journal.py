@@ -27,7 +27,7 @@ from types import TracebackType
 import numpy as np
 
 from gymfast.delta.files import open_regular, os_errors, read_into, sync_directory, write_all
-from gymfast.delta.tensors import U8
+from gymfast.delta.memory import U8
 from gymfast.errors import ChecksumError, ConflictError, GymfastError
 
 _MAGIC = b"GFJRNL1\n"

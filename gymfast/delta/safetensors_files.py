@@ -13,6 +13,7 @@ import numpy as np
 
 from gymfast.delta.files import open_regular, os_errors, read_into, read_whole
 from gymfast.delta.journal import recover
+from gymfast.delta.memory import U8
 from gymfast.delta.safetensors_header import (
     Header,
     HeaderEntry,
@@ -20,7 +21,7 @@ from gymfast.delta.safetensors_header import (
     load_json,
     parse_header,
 )
-from gymfast.delta.tensors import U8, Tensor
+from gymfast.delta.tensors import Tensor
 from gymfast.errors import FormatError, NotFoundError
 
 SUFFIX = ".safetensors"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from gymfast.delta.backends import Backend, select
+from gymfast.delta import memory
+from gymfast.delta.backends import Backend, require_kinds, select
 from gymfast.delta.geometry import DEFAULT_BLOCK_UNITS, Geometry, plan_geometry
 from gymfast.delta.records import Digest, root_of
 from gymfast.delta.tensors import (
@@ -26,6 +27,7 @@ from gymfast.delta.tensors import (
 from gymfast.errors import BudgetError, ChainError, ChecksumError
 
 Rows = NDArray[np.uint64]
+SnapshotPlace = Literal["beside", "pinned"]
 
 
 @dataclass(eq=False)
@@ -108,6 +110,7 @@ class State:
         self.owns_memory = True
         self.is_read_only = False
         self.is_consistent = True
+        self.snapshot: SnapshotPlace = "beside"
         self._block_units = block_units
         self._tiled = tiled
 
@@ -148,14 +151,22 @@ class State:
         tiled: bool = False,
         backend: str = "auto",
         threads: int | None = None,
+        snapshot: SnapshotPlace = "beside",
     ) -> State:
-        """A state with its own copy of the bytes: the snapshot of a publisher."""
+        """A state with its own copy of the bytes: the snapshot of a publisher.
+
+        The copy lies "beside" the weights, on the device that each tensor is on, or in "pinned"
+        CPU memory, through which an encode streams; `memory_bytes` says what it takes. To use
+        memory of your own, such as a second BF16 copy, fill it and `attach` it.
+        Raises ValueError for "pinned" with weights in CPU memory, BudgetError for too little.
+        """
         state = cls(block_units=block_units, tiled=tiled, backend=backend, threads=threads)
+        state.snapshot = snapshot
         copies: dict[int, Tensor] = {}
         tensors = gather(weights)
-        for tensor in tensors.values():
+        for name, tensor in tensors.items():
             if id(tensor) not in copies:
-                copies[id(tensor)] = tensor if tensor.is_copy else tensor.copy()
+                copies[id(tensor)] = state._copy(name, tensor)
         state.add_all({name: copies[id(tensor)] for name, tensor in tensors.items()})
         return state
 
@@ -195,6 +206,36 @@ class State:
         """Bytes of all tensors, tied ones once."""
         return sum(slot.tensor.num_bytes for slot in self._distinct().values())
 
+    @property
+    def memory_bytes(self) -> dict[str, int]:
+        """Bytes that this state allocated, by place: "cpu", "pinned" or a device ("cuda:0").
+
+        Memory that was attached or is only read counts nothing. What a GPU needs on top while it
+        encodes or applies is bounded: see docs/gpu.md.
+        """
+        sizes: dict[str, int] = {}
+        for slot in self._distinct().values() if self.owns_memory else ():
+            place = slot.tensor.place
+            sizes[place] = sizes.get(place, 0) + slot.tensor.num_bytes
+        return sizes
+
+    @property
+    def usual_place(self) -> str:
+        """Where a tensor goes that a frame brings: to the first one of this state."""
+        places = (slot.tensor.place for slot in self.slots.values() if slot.tensor.num_bytes)
+        return next(places, self.backend.kinds[0])
+
+    def place_beside(self, place: str) -> str:
+        """Where this state keeps a tensor whose new bytes lie at a place."""
+        if self.snapshot == "beside" or memory.kind_of(place) == memory.PINNED:
+            return place
+        if place == memory.CPU:
+            raise ValueError(
+                "snapshot='pinned' is for weights in CUDA memory, a tensor is in CPU memory: leave "
+                "the option out"
+            )
+        return memory.PINNED
+
     def tensor_digest(self, name: str) -> Digest:
         """H[0] and H[1] of one tensor; KeyError if there is none of this name."""
         return self.slots[name].digest
@@ -205,6 +246,7 @@ class State:
 
     def slot_of(self, tensor: Tensor, geometry: Geometry | None = None) -> Slot:
         """A slot around a tensor, with digests from one pass over its bytes; not yet in `slots`."""
+        require_kinds(self.backend, tensor.place, "a tensor")
         geometry = geometry or self.plan(tensor.dtype, tensor.shape)
         rows = self.backend.digest_blocks(tensor.data, geometry, self.threads)
         return Slot(tensor, geometry, rows)
@@ -261,6 +303,19 @@ class State:
                     "outside or is damaged; restore the state from an anchor",
                     61,
                 )
+
+    def _copy(self, name: str, tensor: Tensor) -> Tensor:
+        place = self.place_beside(tensor.place)
+        if tensor.is_copy and place == tensor.place:
+            return tensor
+        try:
+            return tensor.copy(place)
+        except MemoryError as error:
+            raise BudgetError(
+                f"tensor {name!r}: the snapshot needs {tensor.num_bytes} bytes of {place} memory, "
+                f"which is not there ({error}): nothing was published; choose another place "
+                "(snapshot='pinned'), or attach memory of your own"
+            ) from error
 
     def _distinct(self) -> dict[str, Slot]:
         """One name, the first, for each slot."""

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from gymfast.delta import memory
 from gymfast.delta.geometry import num_bytes_of
+from gymfast.delta.memory import Data
 
-U8 = NDArray[np.uint8]
 Weights = Mapping[str, Any]
 Identity = tuple[object, ...]
 MAX_NAME_BYTES = 1024
@@ -53,47 +54,60 @@ _TORCH_FLOAT4 = "float4_e2m1fn_x2"
 class Tensor:
     """Bytes of one tensor with its safetensors dtype tag; `data` is 1-D, contiguous, row-major.
 
-    `is_copy` says that data is not the memory of the object the tensor was made from, so that
-    writing to data would not reach that object.
+    It is a NumPy array in CPU memory, and a torch.uint8 tensor in CUDA or pinned memory. `is_copy`
+    says that data is not the memory of the object the tensor was made from, so that writing to
+    data would not reach that object.
     """
 
     dtype: str
     shape: tuple[int, ...]
-    data: U8
+    data: Data
     is_copy: bool = False
 
     def __post_init__(self) -> None:
         data = self.data
-        if data.dtype != np.uint8 or data.ndim != 1 or not data.flags.c_contiguous:
-            raise ValueError(f"data is {data.dtype} {data.shape}, expected contiguous 1-D uint8")
+        if not memory.is_flat(data):
+            shape = tuple(data.shape)
+            raise ValueError(f"data is {data.dtype} {shape}, expected contiguous 1-D uint8")
         expected = num_bytes_of(self.dtype, self.shape)
-        if data.size != expected:
-            raise ValueError(f"{self.dtype} {self.shape} has {expected} bytes, data {data.size}")
+        if self.num_bytes != expected:
+            raise ValueError(
+                f"{self.dtype} {self.shape} has {expected} bytes, data {self.num_bytes}"
+            )
 
     @property
     def num_bytes(self) -> int:
         """Size of the tensor."""
-        return self.data.size
+        return memory.size_of(self.data)
 
     @cached_property
     def address(self) -> int:
         """Where data begins in memory."""
-        return int(self.data.__array_interface__["data"][0])
+        return memory.address_of(self.data)
 
-    def copy(self) -> Tensor:
-        """The same tensor in memory of its own."""
-        return Tensor(self.dtype, self.shape, self.data.copy())
+    @cached_property
+    def place(self) -> str:
+        """Where data lies: "cpu", "pinned" or a device such as "cuda:0"."""
+        return memory.place_of(self.data)
+
+    def copy(self, place: str | None = None) -> Tensor:
+        """The same tensor in memory of its own, at the same place if no other is given."""
+        return Tensor(self.dtype, self.shape, memory.copy_to(self.data, place or self.place))
+
+    def on_host(self) -> Tensor:
+        """A tensor of pinned memory as one that the CPU works on, without a copy."""
+        return Tensor(self.dtype, self.shape, memory.on_host(self.data))
 
 
-def zeros(dtype: str, shape: tuple[int, ...]) -> Tensor:
-    """A tensor of zero bytes; large ones take no memory until they are written."""
-    return Tensor(dtype, shape, np.zeros(num_bytes_of(dtype, shape), np.uint8))
+def zeros(dtype: str, shape: tuple[int, ...], place: str = memory.CPU) -> Tensor:
+    """A tensor of zero bytes; on the CPU large ones take no memory until they are written."""
+    return Tensor(dtype, shape, memory.zeros(num_bytes_of(dtype, shape), place))
 
 
 def as_tensor(value: Any, name: str = "value") -> Tensor:
     """The bytes of an array: without a copy where it is contiguous and little-endian.
 
-    Takes a Tensor, a NumPy array or a torch tensor in CPU memory; `name` is for errors.
+    Takes a Tensor, a NumPy array or a torch tensor in CPU or CUDA memory; `name` is for errors.
     Raises TypeError for anything else, or if its dtype has no safetensors tag.
     """
     if isinstance(value, Tensor):
@@ -164,13 +178,20 @@ def identity(value: Any) -> Identity | None:
     return (address, dtype, tuple(shape), strides) if num_bytes else None
 
 
+def place_of_value(value: Any) -> str:
+    """Where the bytes of what as_tensor takes lie: "cpu", "pinned" or a device such as "cuda:0"."""
+    if isinstance(value, Tensor):
+        return value.place
+    return str(value.device) if _is_torch(value) else memory.CPU
+
+
 def why_not_live(tensor: Tensor) -> str:
     """Why a tensor cannot be updated in place, or an empty text."""
     if tensor.num_bytes == 0:
         return ""
     if tensor.is_copy:
         return "is not contiguous (or not little-endian)"
-    return "" if tensor.data.flags.writeable else "is read-only"
+    return "" if memory.is_writable(tensor.data) else "is read-only"
 
 
 def overlapping(tensors: Iterable[tuple[str, Tensor]]) -> tuple[str, str] | None:
@@ -189,10 +210,10 @@ def like(tensor: Tensor, sample: Any) -> Any:
 
     A Tensor comes back where sample is neither NumPy nor torch, or they have no such dtype.
     """
+    if _is_torch(sample) or _is_torch(tensor.data):
+        return _to_torch(tensor)
     if isinstance(sample, np.ndarray):
         return _to_numpy(tensor)
-    if _is_torch(sample):
-        return _to_torch(tensor)
     return tensor
 
 
@@ -248,10 +269,10 @@ def _torch_spec(value: Any, name: str) -> tuple[str, tuple[int, ...]]:
             f"{name!r}: {value.dtype} has no safetensors tag: convert it, or pass its bytes as "
             ".view(torch.uint8)"
         )
-    if value.device.type != "cpu" or str(value.layout) != "torch.strided":
+    if value.device.type not in (memory.CPU, memory.CUDA) or str(value.layout) != "torch.strided":
         raise TypeError(
-            f"{name!r} is {value.layout} on {value.device}, expected torch.strided on cpu: pass "
-            ".cpu() (or .to_dense())"
+            f"{name!r} is {value.layout} on {value.device}, expected torch.strided on cpu or cuda: "
+            "pass .cpu() (or .to_dense())"
         )
     shape = tuple(value.shape)
     if tag == "F4":  # two elements to a byte, as safetensors counts them
@@ -260,14 +281,17 @@ def _torch_spec(value: Any, name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def _from_torch(value: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:
+    torch: Any = sys.modules["torch"]
     if value.numel() == 0:
-        return Tensor(dtype, shape, np.zeros(0, np.uint8))
+        return zeros(dtype, shape, str(value.device))
     plain = value.detach()
     is_copy = bool(plain.is_conj() or plain.is_neg() or not plain.is_contiguous())
     if is_copy:
         plain = plain.resolve_conj().resolve_neg().contiguous()
-    torch: Any = sys.modules["torch"]
-    return Tensor(dtype, shape, plain.reshape(-1).view(torch.uint8).numpy(), is_copy=is_copy)
+    data = plain.reshape(-1).view(torch.uint8)
+    if value.device.type == memory.CPU:
+        data = data.numpy()
+    return Tensor(dtype, shape, data, is_copy=is_copy)
 
 
 def _to_torch(tensor: Tensor) -> Any:
@@ -278,5 +302,7 @@ def _to_torch(tensor: Tensor) -> Any:
         return tensor
     shape = (*tensor.shape[:-1], tensor.shape[-1] // 2) if tensor.dtype == "F4" else tensor.shape
     if math.prod(shape) == 0:
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(tensor.data).view(dtype).reshape(shape)
+        device = memory.CPU if tensor.place == memory.PINNED else tensor.place
+        return torch.empty(shape, dtype=dtype, device=device)
+    data = torch.from_numpy(tensor.data) if isinstance(tensor.data, np.ndarray) else tensor.data
+    return data.view(dtype).reshape(shape)

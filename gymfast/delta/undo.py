@@ -9,8 +9,8 @@ import numpy as np
 
 from gymfast.delta.backends import Backend
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.memory import U8
 from gymfast.delta.state import Rows, Slot, State
-from gymfast.delta.tensors import U8
 from gymfast.errors import GymfastError
 
 _CHUNK_BYTES = 8 << 20  # NumPy asks for huge pages from 4 MiB on

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from gymfast.delta.geometry import Geometry
-from gymfast.delta.tensors import U8
+from gymfast.delta.memory import U8
 from gymfast.errors import BudgetError
 
 Transfer = Callable[[int, U8], None]  # offset in the tensor, and bytes to fill or to take

@@ -14,11 +14,12 @@ Result = TypeVar("Result")
 class OrderedWorkers(Generic[Context, Result]):
     """Runs the jobs of (context, job) pairs ahead of their consumer, at most 2 per thread.
 
-    Where there are few jobs each runs where its result is taken, and may use `job_threads` itself.
+    Where there are few jobs, or `in_place` asks for it, each runs where its result is taken, and
+    may use `job_threads` itself.
     """
 
-    def __init__(self, threads: int, num_jobs: int) -> None:
-        is_wide = threads > 1 and num_jobs >= 2 * threads
+    def __init__(self, threads: int, num_jobs: int, *, in_place: bool = False) -> None:
+        is_wide = threads > 1 and num_jobs >= 2 * threads and not in_place
         self._pool = ThreadPoolExecutor(threads, "gymfast-delta") if is_wide else None
         self._max_jobs = 2 * threads
         self.job_threads = 1 if is_wide else threads

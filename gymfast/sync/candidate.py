@@ -102,10 +102,10 @@ class Candidate:
         size_bytes = bytes_of(weights)
         settings, snapshot = self._settings, self._snapshot
         plan = plan_memory(
-            size_bytes,
+            snapshot.host_bytes_for(weights),
             settings.object_bytes,
             settings.memory_budget_bytes,
-            resident_bytes=snapshot.size_bytes,
+            resident_bytes=snapshot.host_bytes,
         )
         watch = _watcher(snapshot, size_bytes, advance)
         if snapshot.root is not None:
@@ -121,7 +121,8 @@ class Candidate:
     def adopt(self, weights: Weights) -> bool:
         """True if the weights are the state of the tip; they are the committed state then."""
         settings = self._settings
-        plan_memory(bytes_of(weights), settings.object_bytes, settings.memory_budget_bytes)
+        host_bytes = self._snapshot.host_bytes_for(weights)
+        plan_memory(host_bytes, settings.object_bytes, settings.memory_budget_bytes)
         self._snapshot.copy(weights)
         if self._snapshot.new_root != self._tip.root:
             self._snapshot.drop()

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 
 from gymfast.delta.encode import Profile
+from gymfast.delta.state import SnapshotPlace
 from gymfast.delta.tensors import Weights
 from gymfast.errors import ConflictError, GymfastError, StoreError
 from gymfast.stores import check_create_only, open_store
@@ -54,6 +55,7 @@ class Publisher:
         backend: str = "auto",
         threads: int | None = None,
         tiled: bool = False,
+        snapshot: SnapshotPlace = "beside",
         anchor_every: int = DEFAULT_ANCHOR_EVERY,
         anchor_ratio: float = 0.5,
         keep: int = DEFAULT_KEEP,
@@ -68,6 +70,8 @@ class Publisher:
     ) -> None:
         """Takes the run over: from here on every earlier publisher of it is fenced.
 
+        The snapshot lies "beside" the weights, so on the GPU if they do, or in "pinned" CPU memory
+        (see gymfast.delta.State.copy_of).
         An anchor follows every `anchor_every` deltas, and replaces a delta that would be larger
         than `anchor_ratio` of an anchor. The newest `keep` versions stay reachable. Memory is
         bounded by `memory_budget_bytes`, or by what there is; one object of `object_bytes` is held
@@ -85,7 +89,7 @@ class Publisher:
             object_bytes=object_bytes,
             timeout_s=timeout_s,
         )
-        self._snapshot = Snapshot(EncodeSettings(profile, backend, threads, tiled))
+        self._snapshot = Snapshot(EncodeSettings(profile, backend, threads, tiled, snapshot))
         self._store = open_store(store) if isinstance(store, str) else store
         self._keys = RunKeys(run)
         self._clock = clock or SystemClock()

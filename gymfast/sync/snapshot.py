@@ -11,8 +11,9 @@ from gymfast.delta.encode import Encoder, EncodeStats, Profile, profile_index
 from gymfast.delta.encode_pass import EncodePass, Options
 from gymfast.delta.encode_plan import plan_frame
 from gymfast.delta.geometry import num_bytes_of
-from gymfast.delta.state import State, num_threads
-from gymfast.delta.tensors import Weights, spec_of
+from gymfast.delta.memory import CPU, PINNED
+from gymfast.delta.state import SnapshotPlace, State, num_threads
+from gymfast.delta.tensors import Weights, place_of_value, spec_of
 from gymfast.errors import GymfastError
 
 _UNDO_BYTES_PER_CHANGE = 6  # at most; source: gymfast.delta.Encoder
@@ -26,6 +27,7 @@ class EncodeSettings:
     backend: str = "auto"
     threads: int | None = None
     tiled: bool = False
+    snapshot: SnapshotPlace = "beside"
 
 
 class UndoTooLargeError(GymfastError):
@@ -59,10 +61,21 @@ class Snapshot:
         return self._new.root.hex()
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes held."""
+    def host_bytes(self) -> int:
+        """Bytes of CPU memory held."""
         states = {id(s): s for s in (self._committed, self._pending) if s is not None}
-        return sum(state.size_bytes for state in states.values())
+        sizes = [state.memory_bytes for state in states.values()]
+        return sum(size.get(CPU, 0) + size.get(PINNED, 0) for size in sizes)
+
+    def host_bytes_for(self, weights: Weights) -> int:
+        """Bytes of CPU memory that a snapshot of these weights takes."""
+        is_beside = self._settings.snapshot == "beside"
+        on_host = {
+            name: value
+            for name, value in weights.items()
+            if not is_beside or place_of_value(value) == CPU
+        }
+        return bytes_of(on_host)
 
     @property
     def num_tensors(self) -> int:
@@ -78,7 +91,9 @@ class Snapshot:
     def copy(self, weights: Weights) -> None:
         """Makes a copy of the weights the pending state."""
         s = self._settings
-        self._pending = State.copy_of(weights, tiled=s.tiled, backend=s.backend, threads=s.threads)
+        self._pending = State.copy_of(
+            weights, tiled=s.tiled, backend=s.backend, threads=s.threads, snapshot=s.snapshot
+        )
 
     def delta(self, weights: Weights, undo_bytes: int) -> Iterator[bytes]:
         """Sections of the delta to `weights`, which become the pending state in the same pass.
@@ -99,9 +114,13 @@ class Snapshot:
     def anchor(self) -> Iterator[bytes]:
         """Sections of a full frame of the newest state, which stays as it is."""
         s, state = self._settings, self._new
-        empty = State(tiled=s.tiled, backend=s.backend, threads=s.threads)
-        options = Options(select(s.backend), num_threads(s.threads), profile_index(s.profile))
-        one_pass = EncodePass(empty, plan_frame(empty, state.tensors), options, update=False)
+        tensors, backend = state.tensors, s.backend
+        if s.snapshot == "pinned":  # all of it goes out, which needs no GPU
+            tensors = {name: tensor.on_host() for name, tensor in tensors.items()}
+            backend = "auto"
+        empty = State(tiled=s.tiled, backend=backend, threads=s.threads)
+        options = Options(select(backend), num_threads(s.threads), profile_index(s.profile))
+        one_pass = EncodePass(empty, plan_frame(empty, tensors), options, update=False)
         for section in one_pass.sections():
             self.stats = one_pass.stats
             yield section

@@ -14,7 +14,7 @@ import pytest
 
 import gymfast.cli.border
 import gymfast.cli.env
-from gymfast import __version__, errors
+from gymfast import __version__, _core, errors
 from gymfast.cli import EXIT_CODES, main
 from gymfast.cli.output import Output, format_size, format_table, with_output
 from gymfast.cli.settings import SETTINGS
@@ -153,6 +153,22 @@ def test_env_names_value_and_origin_of_every_variable(gymfast, monkeypatch) -> N
         "environment",
     )
     assert rows["GYMFAST_CPU"]["origin"] == "default"
+
+
+def test_env_lists_every_back_end_and_what_a_missing_one_needs(gymfast, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gymfast.delta.backends.triton", None)
+    lines = gymfast("env").out.splitlines()
+    assert lines[0].split() == ["back", "end", "works", "detail"]
+    assert [line.split()[:2] for line in lines[1:3]] == [["cpu", "yes"], ["reference", "yes"]]
+    found = {row["name"]: row for row in gymfast("env", "--json").json["backends"]}
+    assert set(found) == {"cpu", "reference", "cuda", "triton"}
+    assert found["cpu"]["is_available"]
+    assert found["cpu"]["detail"].split()[-1] in _core.cpu_targets()
+    assert not found["triton"]["is_available"]
+    assert "gymfast[triton]" in found["triton"]["detail"]
+    assert found["cuda"]["detail"].startswith(
+        "CUDA kernels" if found["cuda"]["is_available"] else "backend='cuda' needs"
+    )
 
 
 def test_an_unknown_variable_warns_with_the_nearest_name(gymfast, monkeypatch) -> None:

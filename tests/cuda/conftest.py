@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
+from types import ModuleType
 
 import pytest
+from cuda_module import Controls, load_module
 from cuda_shim import ShimBackend, compile_shim
 
 from gymfast import _core
@@ -39,3 +41,17 @@ def selectable(shim: ShimBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("encode", "apply", "state"):
         # The package has functions of these names, so modules come from the import system.
         monkeypatch.setattr(import_module(f"gymfast.delta.{name}"), "select", select_shim)
+
+
+@pytest.fixture(scope="session")
+def cuda_module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    """The binding on the shim."""
+    return load_module(tmp_path_factory.mktemp("cuda_module"))
+
+
+@pytest.fixture
+def controls(cuda_module: ModuleType) -> Iterator[Controls]:
+    """Says whose memory is whose; forgets it after the test."""
+    controls = Controls(cuda_module)
+    yield controls
+    controls.reset()

@@ -128,8 +128,11 @@ int run_case(const Case& c, std::mt19937& random) {
                                  coded.data(), c.run.num_blocks, body.data(), section, 1);
   if (number != 0 || base != c.next || coded != after) return 1;
   const std::uint64_t size = section[3];
-  std::printf("%llu %016llx", static_cast<unsigned long long>(size),
-              static_cast<unsigned long long>(hash_of(body.data(), size)));
+  std::uint8_t samples[1024];
+  const std::uint64_t num_samples = shim_sample(&c.run, c.base.data(), samples);
+  std::printf("%llu %016llx %016llx", static_cast<unsigned long long>(size),
+              static_cast<unsigned long long>(hash_of(body.data(), size)),
+              static_cast<unsigned long long>(hash_of(samples, num_samples)));
   if (size != 0 && (apply(c, body.data(), size, digests, &data) != 0 || data != c.next)) return 1;
   for (int i = 0; i < 6 && size != 0; ++i) {
     std::vector<std::uint8_t> damaged(body.begin(), body.begin() + static_cast<long>(size));

@@ -50,6 +50,29 @@ int number_of(const CallStatus& status) {
   return status.is_ok() ? 0 : static_cast<int>(status.error);
 }
 
+// Whether the undo lists of an encode, in memory of their exact size, turn a copy of the tensor it
+// left back into `base`.
+bool gives_back(const Run& run, void* scratch, std::uint64_t scratch_bytes,
+                const std::uint8_t* tensor, const std::uint8_t* base, std::size_t shift) {
+  const std::uint64_t size = run.geometry.num_bytes(), unit_bytes = run.geometry.unit_bytes;
+  if (!gymfast::cuda::gather_undo(run, scratch, scratch_bytes, nullptr).is_ok()) return false;
+  const gymfast::cuda::UndoOffsets at = gymfast::cuda::undo_offsets(run);
+  const auto* start = static_cast<const std::uint8_t*>(scratch);
+  auto counts = copy_of(start + at.counts, 4 * run.num_blocks);
+  gymfast::cuda::UndoLists undo;
+  for (std::uint64_t i = 0; i < run.num_blocks; ++i) {
+    undo.num_records += counts->as<std::uint32_t>()[i];
+  }
+  auto index = copy_of(start + at.index, 4 * undo.num_records);
+  auto before = copy_of(start + at.before, unit_bytes * undo.num_records);
+  undo.counts = counts->as<std::uint32_t>();
+  undo.index = index->as<std::uint32_t>();
+  undo.before = before->bytes();
+  auto copy = copy_of(tensor, size, shift);
+  if (!gymfast::cuda::rollback_blocks(run, copy->bytes(), undo, nullptr).is_ok()) return false;
+  return std::memcmp(copy->bytes(), base, size) == 0;
+}
+
 }  // namespace
 
 extern "C" {
@@ -94,6 +117,20 @@ __attribute__((visibility("default"))) std::uint64_t shim_body_capacity(const Sh
   return gymfast::cuda::encode_body_capacity(run_of(*r, nullptr));
 }
 
+// Class fields of up to 1024 units of `data`; their number.
+__attribute__((visibility("default"))) std::uint64_t shim_sample(const ShimRun* r,
+                                                                 const std::uint8_t* data,
+                                                                 std::uint8_t* out) {
+  const std::uint64_t count = gymfast::cuda::num_class_samples(r->num_units);
+  auto tensor = copy_of(data, r->num_units * r->unit_bytes, r->shift);
+  Memory samples(count);
+  const CallStatus status = gymfast::cuda::sample_classes(tensor->bytes(), r->num_units,
+                                                          r->unit_bytes, samples.bytes(), nullptr);
+  if (!status.is_ok()) std::abort();
+  std::memcpy(out, samples.bytes(), count);
+  return count;
+}
+
 // Sections are {first_block, num_blocks, offset, size, num_changed}; room for num_blocks of them.
 __attribute__((visibility("default"))) int shim_encode(
     const ShimRun* r, std::uint8_t* base, const std::uint8_t* next, int update,
@@ -120,6 +157,9 @@ __attribute__((visibility("default"))) int shim_encode(
       gymfast::cuda::encode_blocks(run, old_tensor->bytes(), new_tensor->bytes(), update != 0,
                                    blocks_per_section, buffers, nullptr);
   if (!status.is_ok()) return number_of(status);
+  if (!gives_back(run, scratch.bytes(), scratch_bytes, old_tensor->bytes(), base, r->shift)) {
+    std::abort();
+  }
   std::memcpy(base, old_tensor->bytes(), size);
   std::memcpy(digests, rows->bytes(), 16 * digest_rows);
   std::memcpy(body, out.bytes(), capacity);

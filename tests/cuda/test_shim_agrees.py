@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from cuda_cases import PROFILES, large_case, many_blocks, outcome
 from cuda_shim import ShimBackend
 from delta_cases import Case, apply, case_of, cases, encode
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,6 @@ quick = settings(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-PROFILES = {"auto": 0, "fast": 1, "small": 2}
 
 
 @pytest.fixture(params=[False, True], ids=["ascending", "descending"])
@@ -87,19 +87,6 @@ def test_the_reference_writes_the_same_bytes_too(shim, unit_bytes: int) -> None:
         assert encode(shim, case).body == encode(select("reference"), case).body
 
 
-def large_case(unit_bytes: int, density: float, profile: int) -> Case:
-    """Two blocks with this share of small steps."""
-    rng = np.random.default_rng(unit_bytes)
-    n = 150_001
-    base = (rng.standard_normal(n) * 0.02).astype("<f4").view("<u4") >> (32 - 8 * unit_bytes)
-    base = base.astype(f"<u{unit_bytes}")
-    new = base.copy()
-    where = rng.random(n) < density
-    new[where] += rng.geometric(0.7, int(where.sum())).astype(base.dtype)
-    geometry = Geometry(n, unit_bytes, n, 1, 2**17)
-    return Case(base.view(np.uint8), new.view(np.uint8), geometry, profile)
-
-
 @pytest.mark.parametrize("unit_bytes", [1, 2, 4])
 @pytest.mark.parametrize("density", [0.0005, 0.004, 0.05, 0.6])
 @pytest.mark.parametrize("profile", PROFILES.values(), ids=PROFILES)
@@ -120,19 +107,6 @@ def test_new_tensors_have_no_base(shim, cpu, unit_bytes: int, profile: int) -> N
     expected = encode(cpu, case)
     assert encode(shim, case).body == expected.body
     assert np.array_equal(apply(shim, case, expected.body)[0], case.new)
-
-
-def many_blocks() -> Case:
-    """40 blocks of BF16: few changes, many, none."""
-    rng = np.random.default_rng(1)
-    counts = [3, 900, 0, 0, 0, 0, 2, 700] * 5
-    base = (rng.standard_normal(1000 * len(counts)) * 0.02).astype("<f4").view("<u4") >> 16
-    base = base.astype("<u2")
-    new = base.copy()
-    for i, count in enumerate(counts):
-        new[i * 1000 + rng.choice(1000, count, replace=False)] += 1
-    geometry = Geometry(base.size, 2, base.size, 1, 1000)
-    return Case(base.view(np.uint8), new.view(np.uint8), geometry, 0)
 
 
 @pytest.mark.parametrize("per_section", [1, 3, 4, 40])
@@ -184,19 +158,6 @@ def test_a_section_with_a_bad_table_changes_nothing_but_the_others_do(shim, cpu)
     assert np.array_equal(data[:16000], case.base[:16000])
     assert np.array_equal(data[16000:32000], case.new[16000:32000])
     assert np.array_equal(rows[:8], digests[:8])
-
-
-def outcome(backend: Backend, case: Case, body: bytes) -> tuple[bytes, bytes, int]:
-    """What a body leaves in the tensor and the digests, and the number of the error or 0."""
-    data = case.base.copy()
-    digests = select("cpu").digest_blocks(data, case.geometry, 1)
-    args = (case.geometry, case.params(select("cpu")), digests, 0, case.geometry.num_blocks, 1)
-    number = 0
-    try:
-        backend.apply_blocks(data, body, *args)
-    except FormatError as error:
-        number = error.number
-    return data.tobytes(), digests.tobytes(), number
 
 
 @settings(quick, max_examples=400)

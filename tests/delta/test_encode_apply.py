@@ -452,7 +452,7 @@ def test_frames_that_are_no_bytes_are_a_type_error() -> None:
 
 def test_bad_options_are_value_errors() -> None:
     old, new = small_pair()
-    for options in ({"profile": "best"}, {"backend": "cuda"}, {"threads": 0}):
+    for options in ({"profile": "best"}, {"backend": "gpu"}, {"threads": 0}):
         with pytest.raises(ValueError, match="expected"):
             delta.encode(old, new, **options)
 

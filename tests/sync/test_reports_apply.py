@@ -21,6 +21,7 @@ from sync.harness import (
 )
 
 from gymfast.delta import State as WeightState
+from gymfast.delta.backends import Backend
 from gymfast.errors import ChecksumError
 from gymfast.stores import MemoryStore
 from gymfast.sync import GroupTarget, LiveTarget, State, Subscriber
@@ -42,6 +43,8 @@ class FailingBackend:
 
     def arm(self, fail_at: int, *, after: bool = False) -> None:
         self.fail_at, self.after, self.num_calls = fail_at, after, 0
+
+    apply_sections = Backend.apply_sections  # in terms of the one that follows
 
     def apply_blocks(self, *args, **kwargs):
         self.num_calls += 1

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gymfast.delta import memory
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.memory import Data
+from gymfast.delta.records import BlocksRecord
 from gymfast.errors import MissingDependencyError
 
-U8 = NDArray[np.uint8]
-NAMES = ("auto", "cpu", "reference", "triton")
+NAMES = ("auto", "cpu", "reference", "cuda", "triton")
 
 
 @dataclass(frozen=True)
@@ -35,18 +38,25 @@ class EncodedBlocks:
 
 
 class Backend(Protocol):
-    """The operations of the codec; byte arrays are 1-D, contiguous and of geometry.num_bytes."""
+    """The operations of the codec; byte arrays are 1-D, contiguous and of geometry.num_bytes.
+
+    `kinds` says in what memory they may lie ("cpu", "cuda", "pinned"), the usual one first.
+    """
 
     @property
     def name(self) -> str:
         """What `select` calls it."""
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Kinds of memory it works on."""
 
     def check64(self, *parts: bytes | bytearray | memoryview) -> int:
         """fold64 of the digest of the concatenation of parts."""
 
     def digest_blocks(
         self,
-        data: U8,
+        data: Data,
         geometry: Geometry,
         threads: int,
         first_block: int = 0,
@@ -57,13 +67,13 @@ class Backend(Protocol):
         Reads nothing but these blocks of data, which always stands for the whole tensor.
         """
 
-    def class_params(self, base: U8, unit_bytes: int) -> tuple[int, int]:
+    def class_params(self, base: Data, unit_bytes: int) -> tuple[int, int]:
         """class_shift and class_base of a base tensor (docs/wire-format.md section 10)."""
 
     def encode_blocks(
         self,
-        base: U8,
-        new: U8,
+        base: Data,
+        new: Data,
         geometry: Geometry,
         params: BlockParams,
         digests: NDArray[np.uint64],
@@ -81,12 +91,12 @@ class Backend(Protocol):
         for what rollback_blocks takes. If it raises, base and digests are as they were.
         """
 
-    def rollback_blocks(self, base: U8, undo: bytes | memoryview, geometry: Geometry) -> None:
+    def rollback_blocks(self, base: Data, undo: bytes | memoryview, geometry: Geometry) -> None:
         """Puts back what base held before the encode_blocks(update=True) that returned undo."""
 
     def apply_blocks(
         self,
-        data: U8,
+        data: Data,
         body: bytes | memoryview,
         geometry: Geometry,
         params: BlockParams,
@@ -101,21 +111,95 @@ class Backend(Protocol):
         bad block.
         """
 
+    # Many sections in one call: what a GPU needs to be busy. A back end that gains nothing by it
+    # inherits what follows.
+
+    def sections_per_call(self, data: Data, geometry: Geometry, params: BlockParams) -> int:  # noqa: ARG002
+        """How many sections of this tensor a call should take at most."""
+        return 1
+
+    def encode_sections(
+        self,
+        base: Data,
+        new: Data,
+        geometry: Geometry,
+        params: BlockParams,
+        digests: NDArray[np.uint64],
+        first_block: int,
+        num_blocks: int,
+        *,
+        update: bool,
+        undo: bool,
+        threads: int,
+    ) -> list[EncodedBlocks]:
+        """As encode_blocks, one for each section of geometry.section_blocks() blocks.
+
+        The first one may hold what undoes them all.
+        """
+        step, end = geometry.section_blocks(), first_block + num_blocks
+        return [
+            self.encode_blocks(
+                *(base, new, geometry, params, digests, first, min(step, end - first)),
+                update=update,
+                undo=undo,
+                threads=threads,
+            )
+            for first in range(first_block, end, step)
+        ]
+
+    def apply_sections(
+        self,
+        data: Data,
+        sections: Sequence[BlocksRecord],
+        geometry: Geometry,
+        params: BlockParams,
+        digests: NDArray[np.uint64],
+        threads: int,
+    ) -> int:
+        """As apply_blocks, for sections in order."""
+        return sum(
+            self.apply_blocks(
+                *(data, section.body, geometry, params, digests),
+                *(section.first_block, section.num_blocks, threads),
+            )
+            for section in sections
+        )
+
 
 def select(name: str = "auto") -> Backend:
-    """The back end of this name; "auto" is the fastest that runs here.
+    """The back end of this name; "auto" is the fastest that runs where the tensors lie.
 
-    Raises ValueError if the name is unknown, MissingDependencyError without gymfast._core, and for
-    "triton" without torch or triton.
+    Raises ValueError if the name is unknown, MissingDependencyError without gymfast._core, for
+    "cuda" without gymfast._cuda or torch, and for "triton" without torch or triton.
     """
     if name not in NAMES:
         raise ValueError(f"back end {name!r}, expected one of {', '.join(NAMES)}")
-    if name == "reference":
-        from gymfast.delta.backends.reference import ReferenceBackend
+    return _MAKERS[name]()
 
-        return ReferenceBackend()
-    if name == "triton":
-        return _triton()
+
+def require_kinds(backend: Backend, place: str, what: str) -> None:
+    """Raises ValueError, with advice, if a back end does not work on what lies at a place."""
+    if memory.kind_of(place) in backend.kinds:
+        return
+    is_host = backend.kinds == (memory.CPU,)
+    advice = (
+        "backend='auto' takes it where it is, or pass .cpu()"
+        if is_host
+        else "use backend='auto' or 'cpu', or move it to a CUDA device"
+    )
+    raise ValueError(
+        f"{what} is in {place} memory, backend={backend.name!r} works on "
+        f"{' or '.join(backend.kinds)} memory: {advice}"
+    )
+
+
+def _auto() -> Backend:
+    from gymfast.delta.backends.auto import AutoBackend
+
+    return AutoBackend(_cpu())
+
+
+def _cpu() -> Backend:
     try:
         from gymfast.delta.backends.cpu import CpuBackend
     except ImportError as error:
@@ -124,6 +208,25 @@ def select(name: str = "auto") -> Backend:
             "wheel or with a C++20 compiler; backend='reference' works without it, slowly"
         ) from error
     return CpuBackend()
+
+
+def _reference() -> Backend:
+    from gymfast.delta.backends.reference import ReferenceBackend
+
+    return ReferenceBackend()
+
+
+def _cuda() -> Backend:
+    try:
+        from gymfast.delta.backends.cuda import CudaBackend
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"backend='cuda' needs torch and the extension module gymfast._cuda ({error}): install "
+            "gymfast[torch] on a machine that has nvcc, or use backend='triton' for tensors in "
+            "CUDA memory, backend='cpu' for those in CPU memory"
+        ) from error
+    backend: Backend = CudaBackend()
+    return backend
 
 
 def _triton() -> Backend:
@@ -136,3 +239,12 @@ def _triton() -> Backend:
         ) from error
     backend: Backend = TritonBackend()
     return backend
+
+
+_MAKERS = {
+    "auto": _auto,
+    "cpu": _cpu,
+    "reference": _reference,
+    "cuda": _cuda,
+    "triton": _triton,
+}

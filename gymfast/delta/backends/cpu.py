@@ -6,14 +6,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from gymfast import _core
-from gymfast.delta.backends import U8, BlockParams, EncodedBlocks
+from gymfast.delta import memory
+from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.memory import U8
 
 
-class CpuBackend:
+class CpuBackend(Backend):
     """The back end that `select("cpu")` returns; GIL released, `threads` workers."""
 
     name = "cpu"
+    kinds = (memory.CPU,)
 
     def check64(self, *parts: bytes | bytearray | memoryview) -> int:
         """fold64 of the digest of the concatenation of parts."""

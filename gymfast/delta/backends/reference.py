@@ -8,7 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from gymfast.delta.backends import U8, BlockParams, EncodedBlocks
+from gymfast.delta import memory
+from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
 from gymfast.delta.backends.reference_decode import decode_block
 from gymfast.delta.backends.reference_digest import (
     block_units,
@@ -23,6 +24,7 @@ from gymfast.delta.backends.reference_rice import I64
 from gymfast.delta.backends.reference_values import sample_class_params
 from gymfast.delta.frame_fields import read_block_table
 from gymfast.delta.geometry import Geometry
+from gymfast.delta.memory import U8
 from gymfast.delta.records import Mode
 from gymfast.delta.varint import encode_varint
 from gymfast.errors import ChecksumError, FormatError
@@ -31,10 +33,11 @@ _BAD_BLOCK_INDEX = 50
 _RESULT_CHECK = 58
 
 
-class ReferenceBackend:
+class ReferenceBackend(Backend):
     """The back end that `select("reference")` returns."""
 
     name = "reference"
+    kinds = (memory.CPU,)
 
     def check64(self, *parts: bytes | bytearray | memoryview) -> int:
         """fold64 of the digest of the concatenation of parts."""

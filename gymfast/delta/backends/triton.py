@@ -13,7 +13,9 @@ import torch
 import triton
 from numpy.typing import NDArray
 
-from gymfast.delta.backends import BlockParams, EncodedBlocks
+from gymfast.delta import memory
+from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
+from gymfast.delta.backends.class_samples import class_params_of
 from gymfast.delta.backends.triton_decode import apply_section
 from gymfast.delta.backends.triton_diff import Diff, rollback
 from gymfast.delta.backends.triton_encode import SectionEncoder
@@ -27,10 +29,11 @@ _BAD_BLOCK_INDEX = 50
 U64 = NDArray[np.uint64]
 
 
-class TritonBackend:
+class TritonBackend(Backend):
     """The back end that `select("triton")` returns; tensors are 1-D uint8 on a CUDA device."""
 
     name = "triton"
+    kinds = (memory.CUDA,)
 
     def check64(self, *parts: bytes | bytearray | memoryview) -> int:
         """fold64 of the digest of the concatenation of parts, which are on the host."""
@@ -62,11 +65,7 @@ class TritonBackend:
         out = torch.empty(num_samples, dtype=torch.uint8, device=base.device)
         with _current(base):
             sample_kernel[(1,)](units, out, num_units, num_samples, unit_bytes, _NUM_SAMPLES)
-        fields = np.sort(out.cpu().numpy())
-        top = int(fields[num_samples - 1 - num_samples // 512])
-        low = int(fields[num_samples // 64])
-        class_shift = next(s for s in range(8) if (top >> s) - (low >> s) <= 12)
-        return class_shift, max(0, (top >> class_shift) - 15)
+        return class_params_of(out.cpu().numpy())
 
     def encode_blocks(
         self,
