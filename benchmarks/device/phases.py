@@ -186,12 +186,9 @@ def _other_rows(session: Session, part: Timer) -> Iterator[Job]:
         if _missing_backend(backend):
             continue
         yield f"select({backend!r})", lambda name=backend: peers.time_backend(part, name), True
-        if backend != "triton":  # delta.State does not take it
-            yield (
-                f"frames {backend}",
-                lambda name=backend: peers.time_frames(part, name, "fast"),
-                True,
-            )
+        yield f"frames {backend}", lambda name=backend: peers.time_frames(part, name), True
+        if backend == "cuda":
+            yield "frames cuda, pinned", lambda: peers.time_frames(part, "cuda", "pinned"), True
     if not session.device.is_host:
         for algorithm, options in peers.NVCOMP:
             yield (
