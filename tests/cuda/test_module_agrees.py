@@ -16,7 +16,7 @@ from cuda_backend import (
     shape_of,
     torch_memory,
 )
-from cuda_cases import PROFILES, large_case, many_blocks, outcome
+from cuda_cases import PROFILES, ends_alike, large_case, many_blocks, outcome
 from delta_cases import Case, apply, case_of, cases, encode
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -98,7 +98,7 @@ def test_damaged_bodies_end_alike(device, cpu, case: Case, data) -> None:
         body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     cut = data.draw(st.sampled_from((0, 0, 0, 1, 2)))
     damaged = bytes(body[: len(body) - cut])
-    assert outcome(device, case, damaged) == outcome(cpu, case, damaged)
+    assert ends_alike(outcome(device, case, damaged), outcome(cpu, case, damaged))
 
 
 @pytest.mark.parametrize("unit_bytes", [1, 2, 4])
