@@ -191,12 +191,17 @@ class Diff:
 
     def update(self, *, update: bool, undo: bool) -> bytes:
         """Writes the changes into base; the undo blob if asked: offsets (i64), then old units."""
-        blob = self._run_update(update=False, undo=True) if undo else b""
+        blob = b""
+        if undo:
+            offsets, values = self._run_update(update=False, undo=True)
+            blob = offsets.cpu().numpy().tobytes()
+            blob += values.view(torch.uint8).cpu().numpy().tobytes()
         if update:  # the last thing that is done, so that nothing can fail after it
             self._run_update(update=True, undo=False)
         return blob
 
-    def _run_update(self, *, update: bool, undo: bool) -> bytes:
+    def _run_update(self, *, update: bool, undo: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass over the changes: into base, or their offsets and old units."""
         device, section = self.base.device, self.section
         kept = self.num_changed if undo else 0
         offsets = torch.empty(kept, dtype=torch.int64, device=device)
@@ -218,9 +223,7 @@ class Diff:
             self._tile,
             STEP,
         )
-        blob: bytes = offsets.cpu().numpy().tobytes()
-        blob += values.view(torch.uint8).cpu().numpy().tobytes()
-        return blob
+        return offsets, values
 
 
 def rollback(base: torch.Tensor, undo: bytes | memoryview, unit_bytes: int) -> None:
