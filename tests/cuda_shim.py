@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gymfast.delta.backends import BlockParams, EncodedBlocks, select
+from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks, select
 from gymfast.delta.geometry import Geometry
 from gymfast.errors import ChecksumError, FormatError
 
@@ -63,13 +63,14 @@ class Encoded:
 
 
 @dataclass(frozen=True)
-class ShimBackend:
+class ShimBackend(Backend):
     """A Backend of digest, encode and apply on the CUDA kernels; `shift` misaligns tensors."""
 
     library: ctypes.CDLL
     shift: float = 0
 
     name = "cuda-shim"
+    kinds = ("cpu",)
 
     @classmethod
     def load(cls, path: Path) -> ShimBackend:
@@ -99,7 +100,7 @@ class ShimBackend:
         self._check(self.library.shim_digest(run, _at(data), _at(digests), _u64(rows)))
         return digests[first_block : first_block + count]
 
-    def encode_sections(
+    def encode_run(
         self, base, new, geometry, params, digests, first, count, *, update, blocks_per_section
     ) -> Encoded:
         """All sections of one call; base and digests change in place."""
@@ -134,12 +135,12 @@ class ShimBackend:
         if num_blocks == 0:
             return EncodedBlocks(b"", 0)
         run = (geometry, params, digests, first_block, num_blocks)
-        found = self.encode_sections(base, new, *run, update=update, blocks_per_section=num_blocks)
+        found = self.encode_run(base, new, *run, update=update, blocks_per_section=num_blocks)
         _, _, offset, size, changed = map(int, found.sections[0])
         assert offset == 0
         return EncodedBlocks(found.body[:size], changed)
 
-    def apply_sections(self, data, body, geometry, params, digests, first, count, sections) -> int:
+    def apply_run(self, data, body, geometry, params, digests, first, count, sections) -> int:
         """Units changed; sections are rows of first_block, num_blocks, offset, size, 0."""
         run = self._run(geometry, params, first, count)
         out, rows = data.copy(), digests.copy()
@@ -163,7 +164,7 @@ class ShimBackend:
         size = len(bytes(body))
         section = [[first_block, num_blocks, 0, size, 0]]
         run = (geometry, params, digests, first_block, num_blocks)
-        return self.apply_sections(data, bytes(body), *run, section)
+        return self.apply_run(data, bytes(body), *run, section)
 
     def _run(self, geometry: Geometry, params: BlockParams, first: int, count: int):
         shape = (geometry.num_units, geometry.unit_bytes)

@@ -115,7 +115,7 @@ def test_many_sections_of_one_call_are_those_of_many_calls(shim, cpu, per_sectio
     digests, params = cpu.digest_blocks(case.base, case.geometry, 1), case.params(cpu)
     first, count = 2, 37
     mine, theirs = digests.copy(), digests.copy()
-    found = shim.encode_sections(
+    found = shim.encode_run(
         case.base,
         case.new,
         case.geometry,
@@ -138,7 +138,7 @@ def test_many_sections_of_one_call_are_those_of_many_calls(shim, cpu, per_sectio
     data = case.base.copy()
     sections = found.sections[found.sections[:, 3] > 0]
     run = (case.geometry, params, digests, first, count)
-    changed = shim.apply_sections(data, found.body, *run, sections)
+    changed = shim.apply_run(data, found.body, *run, sections)
     assert changed == found.sections[:, 4].sum()
     assert np.array_equal(data[4000:78000], case.new[4000:78000])
     assert np.array_equal(digests, theirs)
@@ -148,12 +148,12 @@ def test_a_section_with_a_bad_table_changes_nothing_but_the_others_do(shim, cpu)
     case = many_blocks()
     digests, params = cpu.digest_blocks(case.base, case.geometry, 1), case.params(cpu)
     run = (case.base, case.new, case.geometry, params, digests.copy(), 0, 16)
-    found = shim.encode_sections(*run, update=False, blocks_per_section=8)
+    found = shim.encode_run(*run, update=False, blocks_per_section=8)
     body = bytearray(found.body)
     body[int(found.sections[0, 2])] = 6
     data, rows = case.base.copy(), digests.copy()
     with pytest.raises(FormatError) as caught:
-        shim.apply_sections(data, bytes(body), case.geometry, params, rows, 0, 16, found.sections)
+        shim.apply_run(data, bytes(body), case.geometry, params, rows, 0, 16, found.sections)
     assert caught.value.number == 51
     assert np.array_equal(data[:16000], case.base[:16000])
     assert np.array_equal(data[16000:32000], case.new[16000:32000])
