@@ -377,7 +377,8 @@ NB_MODULE(_core, m) {
               "int) -> int"),
       "Units changed; a block is written only after its check matched.");
 
-  m.def("zstd_xor_frame", &zstd_xor_frame, "old"_a, "new"_a, "threads"_a = 1,
+  m.def("zstd_xor_frame", &zstd_xor_frame, "old"_a.noconvert(), "new"_a.noconvert(),
+        "threads"_a = 1,
         "A standard zstd frame of old XOR new, made without a match search; fast and small where "
         "few bytes differ.");
 }

@@ -24,8 +24,8 @@ enum class LiteralsType : std::uint32_t { kRaw = 0, kCompressed = 2, kTreeless =
 // Of a compressed block: raw or Huffman literals, a table description, sequences, headers.
 constexpr std::size_t kMaxHeaderBytes = 1024;
 constexpr std::size_t kMaxBlockBytes = kZstdBlockBytes * kZstdMaxCodeBits / 8 +
-                                       kZstdMaxSequences * kZstdMaxSequenceBytes + kMaxHeaderBytes +
-                                       kZstdSpareBytes;
+                                       zstd_max_sequences(kZstdBlockBytes) * kZstdMaxSequenceBytes +
+                                       kMaxHeaderBytes + kZstdSpareBytes;
 
 constexpr std::size_t kMaxOneStream = 1023;  // literals: more need four streams
 constexpr unsigned kOffsetTable = 0;         // offset code 0: the offset of the last match, first 1
@@ -57,7 +57,7 @@ class Writer {
 struct Memory {
   std::unique_ptr<std::uint8_t[]> literals{new std::uint8_t[kSegmentBytes + kZstdSpareBytes]};
   std::unique_ptr<ZstdSequence[]> sequences{
-      new ZstdSequence[kSegmentBlocks * kZstdMaxSequences + 1]};
+      new ZstdSequence[kSegmentBlocks * zstd_max_sequences(kZstdBlockBytes) + 1]};
   std::unique_ptr<std::uint8_t[]> block{new std::uint8_t[kMaxBlockBytes]};
 };
 
@@ -215,7 +215,7 @@ class SegmentWriter {
 
   void write_sequences(const ZstdBlock& block, Writer& writer) const {
     const std::size_t n = block.num_sequences;
-    static_assert(kZstdMaxSequences < 0x7F00);  // more would need three bytes
+    static_assert(zstd_max_sequences(kZstdBlockBytes) < 0x7F00);  // more would need three bytes
     if (n < 128) {
       writer.put(n, 1);
     } else {

@@ -22,7 +22,7 @@ struct ZstdFrame {
 // A frame with content size whose content is the xor of `num_bytes` bytes of both. The same bytes
 // for any number of threads (0: one per CPU) and any kernels. Its window is 128 KiB, or the content
 // where that is less, so that every decoder takes it.
-// Memory: at most 8 MiB a thread, kept for later calls, and the frame.
+// Memory: at most 6 MiB a thread, kept for later calls, and the frame.
 ZstdFrame zstd_xor_frame(const Kernels& kernels, const std::uint8_t* old_bytes,
                          const std::uint8_t* new_bytes, std::size_t num_bytes,
                          std::size_t num_threads);

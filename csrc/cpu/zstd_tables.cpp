@@ -171,8 +171,7 @@ void build_state_table(std::span<const std::int16_t> shares, unsigned table_bits
     const std::uint32_t first = next[s] - share;
     const unsigned max_bits = table_bits - bit_width(share - 1) + (share == 1 ? 0 : 1);
     const unsigned bits = share == 1 ? table_bits : max_bits;
-    table->symbols[s] = {(bits << 16) - (share << bits),
-                         static_cast<std::int32_t>(first) - static_cast<std::int32_t>(share),
+    table->symbols[s] = {std::int64_t{first} - std::int64_t{share}, (bits << 16) - (share << bits),
                          table->next_states[first]};
   }
 }
@@ -181,7 +180,7 @@ void build_state_table(std::span<const std::int16_t> shares, unsigned table_bits
 void build_same_table(std::size_t symbol, ZstdStateTable* table) {
   table->table_bits = 0;
   table->next_states[0] = 1;
-  table->symbols[symbol] = {0, -1, 1};
+  table->symbols[symbol] = {-1, 0, 1};
 }
 
 void build_length_table(std::span<const std::uint32_t> counts,
@@ -268,7 +267,7 @@ std::vector<std::uint8_t> weights_by_states(std::span<const std::uint8_t> weight
     }
     const unsigned num_bits = (state + symbol.delta_bits) >> 16;
     writer.write(state & ((1u << num_bits) - 1), num_bits);
-    state = table.next_states[static_cast<std::int32_t>(state >> num_bits) + symbol.delta_state];
+    state = table.next_states[static_cast<std::int64_t>(state >> num_bits) + symbol.delta_state];
   }
   for (const std::uint32_t state : {states[1], states[0]}) {
     writer.write(state - (1u << table_bits), table_bits);

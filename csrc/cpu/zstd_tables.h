@@ -33,8 +33,8 @@ void build_huffman_table(std::span<const std::uint32_t, 256> counts, ZstdHuffman
 // bits leave the state, and next_states[(state >> those) + delta_state] follows.
 struct ZstdStateTable {
   struct Symbol {
+    std::int64_t delta_state;
     std::uint32_t delta_bits;
-    std::int32_t delta_state;
     std::uint32_t first_state;  // of the symbol that is encoded first; it costs no bits
   };
   unsigned table_bits = 0;
