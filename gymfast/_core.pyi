@@ -46,6 +46,9 @@ def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearra
     """Units changed; a block is written only after its check matched."""
 
 def zstd_xor_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
+    """A standard zstd frame of old XOR new, made without a match search."""
+
+def zstd_overwrite_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """
-    A standard zstd frame of old XOR new, made without a match search; fast and small where few bytes differ.
+    A standard zstd frame of a u32 count of the bytes that differ, their u32 positions and new values.
     """

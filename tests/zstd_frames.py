@@ -78,8 +78,9 @@ def _compressed(body: bytes) -> Block:
         count, size = field >> 4 & ((1 << bits) - 1), field >> (4 + bits) & ((1 << bits) - 1)
     rest = body[header_bytes + size :]
     num_sequences, modes = rest[0], rest[1:]
-    if num_sequences >= 128:
-        assert num_sequences < 255
+    if num_sequences == 255:
+        num_sequences, modes = 0x7F00 + int.from_bytes(rest[1:3], "little"), rest[3:]
+    elif num_sequences >= 128:
         num_sequences, modes = (num_sequences - 128 << 8) + rest[1], rest[2:]
     if num_sequences == 0:
         assert len(rest) == 1

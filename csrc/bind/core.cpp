@@ -241,7 +241,10 @@ nb::tuple parse_frame(nb::handle buffer) {
                         nb::tuple(tensors));
 }
 
-nb::bytes zstd_xor_frame(U8In old_bytes, U8In new_bytes, std::size_t threads) {
+using ZstdFunction = decltype(&gymfast::zstd_xor_frame);
+
+nb::bytes zstd_frame(ZstdFunction make_frame, const U8In& old_bytes, const U8In& new_bytes,
+                     std::size_t threads) {
   if (old_bytes.size() != new_bytes.size()) {
     throw nb::value_error(("old has " + std::to_string(old_bytes.size()) + " bytes, new has " +
                            std::to_string(new_bytes.size()))
@@ -251,8 +254,7 @@ nb::bytes zstd_xor_frame(U8In old_bytes, U8In new_bytes, std::size_t threads) {
   gymfast::ZstdFrame frame;
   {
     nb::gil_scoped_release release;
-    frame = gymfast::zstd_xor_frame(active, old_bytes.data(), new_bytes.data(), old_bytes.size(),
-                                    threads);
+    frame = make_frame(active, old_bytes.data(), new_bytes.data(), old_bytes.size(), threads);
   }
   return make_bytes(frame.num_bytes(), [&](std::uint8_t* to) { frame.write(to); });
 }
@@ -377,8 +379,23 @@ NB_MODULE(_core, m) {
               "int) -> int"),
       "Units changed; a block is written only after its check matched.");
 
-  m.def("zstd_xor_frame", &zstd_xor_frame, "old"_a.noconvert(), "new"_a.noconvert(),
-        "threads"_a = 1,
-        "A standard zstd frame of old XOR new, made without a match search; fast and small where "
-        "few bytes differ.");
+  m.def(
+      "zstd_xor_frame",
+      [](U8In old_bytes, U8In new_bytes, std::size_t threads) {
+        return zstd_frame(&gymfast::zstd_xor_frame, old_bytes, new_bytes, threads);
+      },
+      "old"_a.noconvert(), "new"_a.noconvert(), "threads"_a = 1,
+      "A standard zstd frame of old XOR new, made without a match search.");
+  m.def(
+      "zstd_overwrite_frame",
+      [](U8In old_bytes, U8In new_bytes, std::size_t threads) {
+        if (old_bytes.size() > UINT32_MAX) {
+          throw nb::value_error(
+              "positions of the overwrite encoding have 32 bits: use xor for a tensor of 4 GiB");
+        }
+        return zstd_frame(&gymfast::zstd_overwrite_frame, old_bytes, new_bytes, threads);
+      },
+      "old"_a.noconvert(), "new"_a.noconvert(), "threads"_a = 1,
+      "A standard zstd frame of a u32 count of the bytes that differ, their u32 positions and new "
+      "values.");
 }

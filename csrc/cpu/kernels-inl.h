@@ -22,7 +22,7 @@ const Kernels kKernels = {
     digest,
     {encode_block<std::uint8_t>, encode_block<std::uint16_t>, encode_block<std::uint32_t>},
     {apply_block<std::uint8_t>, apply_block<std::uint16_t>, apply_block<std::uint32_t>},
-    {zstd_split, zstd_write_literals, zstd_write_sequences},
+    {zstd_list, zstd_split, zstd_split_words, zstd_write_literals, zstd_write_sequences},
 };
 
 #undef GYMFAST_TEXT2

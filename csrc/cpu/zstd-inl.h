@@ -3,8 +3,6 @@
 namespace gymfast {
 namespace GYMFAST_NAMESPACE {
 
-constexpr std::size_t kZstdChunk = 8192;  // of both sides: stays in the L1 cache between passes
-
 #if GYMFAST_LEVEL == 2
 // Positions and values of the bytes that differ in one word; returns how many.
 inline unsigned list_word(const std::uint8_t* a, const std::uint8_t* b, std::uint64_t mask,
@@ -61,9 +59,8 @@ inline std::size_t list_words(const std::uint8_t* a, const std::uint8_t* b, std:
 }
 #endif
 
-// Position and xor of every byte of a chunk that differs. Behind both lists is room for 64 more.
-inline std::size_t list_nonzero(const std::uint8_t* a, const std::uint8_t* b, std::size_t n,
-                                std::uint16_t* positions, std::uint8_t* values) {
+inline std::size_t zstd_list(const std::uint8_t* a, const std::uint8_t* b, std::size_t n,
+                             std::uint16_t* positions, std::uint8_t* values) {
   std::size_t done = 0, k = 0;
 #if GYMFAST_LEVEL == 2
   done = n & ~std::size_t{63};
@@ -214,24 +211,22 @@ static_assert(kZstdMinZeros > kZstdMatchBias && kZstdMinZeros <= sizeof(std::uin
 inline void zstd_split(const std::uint8_t* old_bytes, const std::uint8_t* new_bytes,
                        ZstdBlock* block, std::uint8_t* literals, ZstdSequence* sequences,
                        ZstdCounts* counts) {
-  std::uint16_t positions[kZstdChunk + 64];
-  std::uint8_t values[kZstdChunk + 64];
-  ZstdLengths lengths[zstd_max_sequences(kZstdChunk) + 1];
+  std::uint16_t positions[kZstdChunk + kZstdSpareBytes];
+  std::uint8_t values[kZstdChunk + kZstdSpareBytes];
+  ZstdLengths lengths[zstd_max_sequences(kZstdChunk) + 2];
   ZstdSplitter splitter(literals);
   ZstdCounters counters;
   std::size_t num_nonzero = 0;
   ZstdSequence* next = sequences;
   for (std::size_t start = 0; start < block->num_bytes; start += kZstdChunk) {
     const std::size_t n = std::min(kZstdChunk, block->num_bytes - start);
-    const std::size_t found =
-        list_nonzero(old_bytes + start, new_bytes + start, n, positions, values);
+    const std::size_t found = zstd_list(old_bytes + start, new_bytes + start, n, positions, values);
     const std::size_t num_lengths = splitter.add(positions, values, found, start, lengths);
     make_sequences(lengths, num_lengths, next, counters);
     count_values(values, found, counters);
     next += num_lengths;
     num_nonzero += found;
   }
-  block->num_nonzero = num_nonzero;
   if (num_nonzero == 0) return;
   const std::size_t num_lengths = splitter.end(block->num_bytes, lengths);
   make_sequences(lengths, num_lengths, next, counters);
@@ -242,6 +237,40 @@ inline void zstd_split(const std::uint8_t* old_bytes, const std::uint8_t* new_by
   block->num_sequences = static_cast<std::size_t>(next - sequences);
   counters.add_to(counts);
   counts->literals[0] += static_cast<std::uint32_t>(block->num_literals - num_nonzero);
+}
+
+inline void zstd_split_words(const std::uint8_t* words, bool has_previous, ZstdBlock* block,
+                             std::uint8_t* literals, ZstdSequence* sequences, ZstdCounts* counts) {
+  ZstdLengths lengths[kZstdChunk + 1];
+  ZstdCounters counters;
+  std::uint8_t* at = literals;
+  std::uint8_t* run = literals;  // literals since the last match
+  ZstdSequence* next = sequences;
+  std::uint32_t previous = 0;
+  if (has_previous) std::memcpy(&previous, words - 4, 4);
+  const std::size_t num_words = block->num_bytes / 4;
+  for (std::size_t start = 0; start < num_words; start += kZstdChunk) {
+    std::size_t num_lengths = 0;
+    for (std::size_t i = start; i < std::min(num_words, start + kZstdChunk); ++i) {
+      std::uint32_t word;
+      std::memcpy(&word, words + 4 * i, 4);
+      std::memcpy(at, &word, 4);
+      const bool is_match = (word ^ previous) < 256 && (has_previous || i != 0);
+      at += is_match ? 1 : 4;
+      lengths[num_lengths] = {static_cast<std::uint32_t>(at - run), 0};
+      num_lengths += is_match;
+      run = is_match ? at : run;
+      previous = word;
+    }
+    make_sequences(lengths, num_lengths, next, counters);
+    next += num_lengths;
+  }
+  block->literals = literals;
+  block->num_literals = static_cast<std::size_t>(at - literals);
+  block->sequences = sequences;
+  block->num_sequences = static_cast<std::size_t>(next - sequences);
+  count_values(literals, block->num_literals, counters);
+  counters.add_to(counts);
 }
 
 // Bits for a decoder that starts at the end. 8 bytes are writable behind all that is written.
@@ -297,17 +326,19 @@ inline std::uint32_t add_state(ZstdBitStream& stream, std::uint32_t state, std::
   return table.next_states[static_cast<std::int64_t>(state >> num_bits) + symbol.delta_state];
 }
 
-// RFC 8878 section 3.1.1.3.2.1.2, from the last sequence to the first. Offsets have no bits: all
-// are the same.
+// RFC 8878 section 3.1.1.3.2.1.2, from the last sequence to the first. The codes of offsets
+// have no bits: all are the same.
 inline std::uint8_t* zstd_write_sequences(const ZstdSequence* sequences, std::size_t num_sequences,
                                           const ZstdStateTable& literal_table,
-                                          const ZstdStateTable& match_table, std::uint8_t* out) {
+                                          const ZstdStateTable& match_table,
+                                          unsigned num_offset_ones, std::uint8_t* out) {
   ZstdBitStream stream(out);
   ZstdSequence sequence = sequences[num_sequences - 1];
   std::uint32_t literal_state = literal_table.symbols[sequence.literal_code].first_state;
   std::uint32_t match_state = match_table.symbols[sequence.match_code].first_state;
   for (std::size_t i = num_sequences - 1;;) {
     stream.add(sequence.extra_bits, sequence.num_extra_bits);
+    stream.add((1u << num_offset_ones) - 1, num_offset_ones);
     stream.flush();
     if (i == 0) break;
     sequence = sequences[--i];

@@ -1,4 +1,4 @@
-"""Frames of zstd_xor_frame: any decoder gives old XOR new, whatever the buffers hold."""
+"""Frames of xor and overwrite: any decoder gives the content, whatever the buffers hold."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import io
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -45,14 +45,14 @@ def old_of(xor: Bytes) -> Bytes:
     return np.random.default_rng(xor.size).integers(0, 256, xor.size, dtype=np.uint8)
 
 
-def frame_of(xor: Bytes) -> bytes:
+def frame_of(xor: Bytes, make: Callable[..., bytes] = _core.zstd_xor_frame) -> bytes:
     """The frame, the same of all targets and thread counts."""
     old = old_of(xor)
     new = old ^ xor
-    frames = {_core.zstd_xor_frame(old, new, threads=2)}
+    frames = {make(old, new, threads=2)}
     for target in _core.cpu_targets():
         _core.force_cpu_target(target)
-        frames.add(_core.zstd_xor_frame(old, new))
+        frames.add(make(old, new))
     assert len(frames) == 1
     return frames.pop()
 
@@ -67,15 +67,26 @@ def stream(frame: bytes, read_bytes: int) -> bytes:
 
 
 def check(xor: Bytes) -> tuple[Block, ...]:
-    """Blocks of the frame, which three decoders have read."""
-    frame, content = frame_of(xor), xor.tobytes()
+    """Blocks of the xor frame, which three decoders have read."""
+    return check_content(frame_of(xor), xor.tobytes())
+
+
+def check_overwrite(xor: Bytes) -> tuple[Block, ...]:
+    """The same of the overwrite frame; the content as slime makes it (gym.md section 2.7)."""
+    positions = np.flatnonzero(xor).astype("<u4")
+    values = (old_of(xor) ^ xor)[positions]
+    content = np.uint32(positions.size).tobytes() + positions.tobytes() + values.tobytes()
+    return check_content(frame_of(xor, _core.zstd_overwrite_frame), content)
+
+
+def check_content(frame: bytes, content: bytes) -> tuple[Block, ...]:
     assert zstandard.ZstdDecompressor().decompress(frame) == content
     assert stream(frame, 4099) == content
     assert python_zstd.decompress(frame) == content
     parsed = parse(frame)
-    assert parsed.content_size == xor.size
+    assert parsed.content_size == len(content)
     assert parsed.window_bytes <= MAX_WINDOW
-    assert len(frame) <= HEADER + xor.size + 3 * len(parsed.blocks)
+    assert len(frame) <= HEADER + len(content) + 3 * len(parsed.blocks)
     return parsed.blocks
 
 
@@ -106,8 +117,9 @@ def xors(draw: st.DrawFn) -> Bytes:
 @given(xor=xors())
 @example(xor=np.zeros(0, np.uint8))
 @example(xor=np.arange(256, dtype=np.uint8))
-def test_any_decoder_gives_the_xor(xor: Bytes) -> None:
+def test_any_decoder_gives_the_content(xor: Bytes) -> None:
     check(xor)
+    check_overwrite(xor)
 
 
 @pytest.mark.parametrize("gap", [*range(1, 40), 63, 64, 130, 131, 132, 258, 259, 70_000, 131_000])
@@ -155,6 +167,29 @@ def _noise(size: int, density: float, num_values: int = 255) -> Bytes:
     rng = np.random.default_rng(size)
     values = 1 + rng.integers(0, num_values, size)
     return np.where(rng.random(size) < density, values, 0).astype(np.uint8)
+
+
+@pytest.mark.parametrize("every", [1, 2, 100, 255, 256, 257, 65_536, 1 << 20])
+def test_positions_with_any_gap(every: int) -> None:
+    """The upper bytes of a position that repeat are a match; the first of them names offset 4."""
+    xor = np.zeros((5 << 20) + 3, np.uint8)
+    xor[every - 1 :: every] = 7
+    blocks = check_overwrite(xor)
+    with_matches = [block for block in blocks if block.num_sequences]
+    assert bool(with_matches) == (every < 256)
+    if every == 1:
+        assert max(block.num_sequences for block in blocks) >= 0x7F00  # a size of three bytes
+        assert {block.offsets for block in with_matches} == {"rle", "repeat"}
+        assert {block.match_lengths for block in with_matches} == {"rle", "repeat"}
+
+
+def test_a_position_may_look_like_the_count() -> None:
+    xor = np.zeros(1000, np.uint8)
+    xor[:200] = 1  # 200 changes, the first 200 positions
+    check_overwrite(xor)
+    xor[:] = 0
+    xor[[1, 300, 999]] = 1
+    check_overwrite(xor)
 
 
 @cache
@@ -221,8 +256,11 @@ def test_a_third_less_than_level_1_on_an_update_like_those_of_training() -> None
         np.concatenate([w.reshape(-1) for w in state.values()]).view(np.uint8)
         for state in (old, new)
     )
-    level_1 = zstandard.ZstdCompressor(level=1).compress((a ^ b).tobytes())
-    assert len(_core.zstd_xor_frame(a, b)) <= 0.67 * len(level_1)
+    level_1 = zstandard.ZstdCompressor(level=1)
+    assert len(_core.zstd_xor_frame(a, b)) <= 0.67 * len(level_1.compress((a ^ b).tobytes()))
+    overwrite = _core.zstd_overwrite_frame(a, b)
+    content = zstandard.ZstdDecompressor().decompress(overwrite)
+    assert len(overwrite) <= 0.82 * len(level_1.compress(content))
 
 
 def test_unaligned_and_read_only_buffers() -> None:
@@ -234,14 +272,21 @@ def test_unaligned_and_read_only_buffers() -> None:
         assert zstandard.ZstdDecompressor().decompress(frame) == xor[start:].tobytes()
 
 
-def test_buffers_of_other_sizes_and_types_are_refused() -> None:
+@pytest.mark.parametrize("make", [_core.zstd_xor_frame, _core.zstd_overwrite_frame])
+def test_buffers_of_other_sizes_and_types_are_refused(make: Callable[..., bytes]) -> None:
     data = np.zeros(5, np.uint8)
     with pytest.raises(ValueError, match="old has 5 bytes, new has 4"):
-        _core.zstd_xor_frame(data, data[:4])
+        make(data, data[:4])
     with pytest.raises(TypeError):
-        _core.zstd_xor_frame(data, data.view(np.int8))
+        make(data, data.view(np.int8))
     with pytest.raises(TypeError):
-        _core.zstd_xor_frame(data[::2], data[::2])
+        make(data[::2], data[::2])
+
+
+def test_overwrite_refuses_positions_that_do_not_fit_32_bits() -> None:
+    data = np.zeros(1 << 32, np.uint8)  # untouched
+    with pytest.raises(ValueError, match="use xor for a tensor of 4 GiB"):
+        _core.zstd_overwrite_frame(data, data)
 
 
 @pytest.mark.ci
@@ -279,3 +324,11 @@ def test_content_over_4_gib() -> None:
             at += data.size
     assert at == size
     assert found == changes
+
+
+@pytest.mark.long
+def test_overwrite_of_the_last_position_of_32_bits() -> None:
+    old, new = np.zeros((1 << 32) - 1, np.uint8), np.zeros((1 << 32) - 1, np.uint8)
+    new[-1] = 7
+    content = zstandard.ZstdDecompressor().decompress(_core.zstd_overwrite_frame(old, new))
+    assert content == bytes([1, 0, 0, 0, 0xFE, 0xFF, 0xFF, 0xFF, 7])
