@@ -332,17 +332,17 @@ inline std::uint32_t add_state(ZstdBitStream& stream, std::uint32_t state, std::
 
 // RFC 8878 section 3.1.1.3.2.1.2, from the last sequence to the first. The codes of offsets
 // have no bits: all are the same.
-inline std::uint8_t* zstd_write_sequences(const ZstdSequence* sequences, std::size_t num_sequences,
-                                          const ZstdStateTable& literal_table,
-                                          const ZstdStateTable& match_table,
-                                          unsigned num_offset_ones, std::uint8_t* out) {
+template <unsigned kNumOffsetOnes>
+inline std::uint8_t* write_sequences(const ZstdSequence* sequences, std::size_t num_sequences,
+                                     const ZstdStateTable& literal_table,
+                                     const ZstdStateTable& match_table, std::uint8_t* out) {
   ZstdBitStream stream(out);
   ZstdSequence sequence = sequences[num_sequences - 1];
   std::uint32_t literal_state = literal_table.symbols[sequence.literal_code].first_state;
   std::uint32_t match_state = match_table.symbols[sequence.match_code].first_state;
   for (std::size_t i = num_sequences - 1;;) {
     stream.add(sequence.extra_bits, sequence.num_extra_bits);
-    if (num_offset_ones != 0) stream.add((1u << num_offset_ones) - 1, num_offset_ones);
+    if constexpr (kNumOffsetOnes != 0) stream.add((1u << kNumOffsetOnes) - 1, kNumOffsetOnes);
     stream.flush();
     if (i == 0) break;
     sequence = sequences[--i];
@@ -352,6 +352,14 @@ inline std::uint8_t* zstd_write_sequences(const ZstdSequence* sequences, std::si
   stream.add(keep_low_bits(match_state, match_table.table_bits), match_table.table_bits);
   stream.add(keep_low_bits(literal_state, literal_table.table_bits), literal_table.table_bits);
   return stream.end();
+}
+
+inline std::uint8_t* zstd_write_sequences(const ZstdSequence* sequences, std::size_t num_sequences,
+                                          const ZstdStateTable& literal_table,
+                                          const ZstdStateTable& match_table, bool names_offset_four,
+                                          std::uint8_t* out) {
+  const auto write = names_offset_four ? write_sequences<2> : write_sequences<0>;
+  return write(sequences, num_sequences, literal_table, match_table, out);
 }
 
 }  // namespace GYMFAST_NAMESPACE
