@@ -104,3 +104,23 @@ def test_a_kill_at_any_system_call_ends_with_the_exact_bytes(start: Path) -> Non
             assert_bits_equal(read(start / "local"), read(start / "expected-3"))
     assert len(points) > 60
     assert {None, 3} < num_states
+
+
+@pytest.mark.parametrize("error", ["EIO", "ENOSPC"])
+def test_an_error_at_any_system_call_is_told_and_the_next_pull_heals(work, error) -> None:
+    pull(work / "local", work / "base", work / "versions", 1)
+    shutil.copytree(work, work.with_name("saved"))
+    with SyscallFaults(WORK, "follow") as faults:
+        calls = faults.trace(str(work))
+        reads = [call for call in calls if not changes_the_disk(call)]
+        for call in [c for c in calls if changes_the_disk(c)] + reads[::8]:
+            put_back(work)
+            outcome = faults.run(str(work), fault=call.failed(error))
+            assert not outcome.was_killed
+            if outcome.error is not None:
+                assert outcome.error[0] in ("GymfastError", "FormatError", "NotFoundError")
+                assert "/work" in outcome.error[1]
+            assert outcome.error or stock_view(work / "local") == 3
+            assert_state_is_true(work)
+            follow(str(work))
+            assert_bits_equal(read(work / "local"), read(work / "expected-3"))

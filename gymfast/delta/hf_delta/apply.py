@@ -113,7 +113,10 @@ def _whose_fault(source: Checkpoint, name: str, digests: dict[str, str]) -> str:
         return f"the version is damaged, or not of this base; publish it again, or {RESEED}"
     algorithm, _, _ = noted.partition(":")
     if digest_of(source, name, algorithm, Meter(None, 0)) == noted:
-        return "the old bytes are sound, so the version is damaged; publish or copy it again"
+        return (
+            "the old bytes are as noted, so the version is damaged or was made from another base; "
+            "publish or copy it again"
+        )
     return f"the old bytes changed on this disk since the last pull; {RESEED}"
 
 
