@@ -6,16 +6,13 @@ import os
 from pathlib import Path
 
 from gymfast.delta.checkpoint_stream import Meter
-from gymfast.delta.files import open_regular, os_errors, read_into, sync_directory, write_all
+from gymfast.delta.files import os_errors, sync_directory
 from gymfast.delta.hf_delta.check import digest_all
+from gymfast.delta.hf_delta.copying import copy_file, files_of
 from gymfast.delta.hf_delta.state import LocalState, SyncFolder
 from gymfast.delta.hf_delta.version import INDEX_NAME, is_delta_file
-from gymfast.delta.journal import journal_path
 from gymfast.delta.safetensors_files import Checkpoint
-from gymfast.delta.temporary import make_temporary, sweep
 from gymfast.errors import BudgetError, FormatError, GymfastError
-
-_COPY_BYTES = 2**23
 
 
 def open_seed(path: Path) -> Checkpoint:
@@ -63,14 +60,14 @@ def reset(folder: SyncFolder, seed: Checkpoint, version: int, algorithm: str, me
     """
     local = folder.local
     with os_errors("copy the full version to", local):
-        files = _files_of(seed.path)
+        files = files_of(seed.path)
         _check_space(local, files)
         folder.forget()
         for path in local.iterdir():
             if path.is_file() and path.name not in files:
                 path.unlink()
         for name, path in files.items():
-            _copy(path, local / name, meter)
+            copy_file(path, local / name, meter)
         sync_directory(local)
     with Checkpoint.open(local) as copy:
         digests = digest_all(copy, algorithm, meter)
@@ -80,12 +77,7 @@ def reset(folder: SyncFolder, seed: Checkpoint, version: int, algorithm: str, me
 
 def num_bytes_to_copy(seed: Checkpoint) -> int:
     """Bytes of all files that a reset copies."""
-    return sum(path.stat().st_size for path in _files_of(seed.path).values())
-
-
-def _files_of(seed: Path) -> dict[str, Path]:
-    journal = journal_path(seed).name
-    return {p.name: p for p in sorted(seed.iterdir()) if p.is_file() and p.name != journal}
+    return sum(path.stat().st_size for path in files_of(seed.path).values())
 
 
 def _check_space(local: Path, files: dict[str, Path]) -> None:
@@ -98,27 +90,3 @@ def _check_space(local: Path, files: dict[str, Path]) -> None:
             f"{local} needs {needed} bytes, its disk has {free} free and {freed} in files that "
             "would be replaced: make room"
         )
-
-
-def _copy(source: Path, out: Path, meter: Meter) -> None:
-    sweep(out)
-    fd = open_regular(source)
-    try:
-        temporary, out_fd = make_temporary(out)
-        try:
-            num_bytes = os.fstat(fd).st_size
-            buffer = memoryview(bytearray(min(_COPY_BYTES, num_bytes)))
-            for start in range(0, num_bytes, _COPY_BYTES):
-                piece = buffer[: num_bytes - start]
-                read_into(fd, piece, start, source)
-                write_all(out_fd, piece, start)
-                meter.add(len(piece))
-            os.fsync(out_fd)
-            temporary.replace(out)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(out_fd)
-    finally:
-        os.close(fd)
