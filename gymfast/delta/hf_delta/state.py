@@ -56,7 +56,8 @@ class SyncFolder:
                 fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
-            os.close(fd)
+            with os_errors("unlock", self.path):
+                os.close(fd)
 
     def read(self) -> LocalState | None:
         """The state; None if there is none.

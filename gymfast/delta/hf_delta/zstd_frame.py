@@ -63,9 +63,9 @@ class ZstdFrame:
         """Fills out with the next bytes; raises FormatError if the frame is damaged or ends."""
         done = 0
         while done < len(out):
-            piece = self._decode(len(out) - done)
-            if not piece and self._decoder.eof:
+            if self._decoder.eof:
                 raise self._error(f"it ends {len(out) - done} bytes too early")
+            piece = self._decode(len(out) - done)
             out[done : done + len(piece)] = piece
             done += len(piece)
 
