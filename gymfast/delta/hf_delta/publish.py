@@ -20,6 +20,7 @@ from gymfast.delta.hf_delta.version import COMPRESSION, ENCODINGS, INDEX_NAME, v
 from gymfast.delta.memory import U8
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.safetensors_header import build_header
+from gymfast.delta.state import num_threads
 from gymfast.delta.temporary import make_temporary, remove, sweep
 from gymfast.errors import ConflictError, FormatError, MissingDependencyError
 
@@ -182,7 +183,7 @@ def publish_delta(
     *,
     encoding: str = "xor",
     algorithm: str = DEFAULT_ALGORITHM,
-    threads: int = 1,
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> PublishReport:
     """Publishes the delta version that turns the checkpoint old (number - 1) into new.
@@ -198,7 +199,9 @@ def publish_delta(
         _require_same(before, after)
         meter = Meter(progress, 2 * sum(after.spec(name).num_bytes for name in after.names))
         with os_errors("publish", out), StagedDirectory(out) as staged:
-            writer = VersionWriter(staged, number, encoding, algorithm, threads=threads)
+            writer = VersionWriter(
+                staged, number, encoding, algorithm, threads=num_threads(threads)
+            )
             for name in after.names:
                 writer.add(name, before.read(name).data, after.read(name).data)
                 meter.add(2 * after.spec(name).num_bytes)
