@@ -7,6 +7,9 @@ The CUDA kernels of gymfast on arrays with __dlpack__ or __cuda_array_interface_
 def device_count() -> int:
     """GPUs that the driver reports; 0 without a driver."""
 
+def error_text(number: int) -> str:
+    """What the number of an error in a result says."""
+
 def encode_body_capacity(num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, num_blocks: int) -> int:
     """Bytes of body that encode_blocks needs."""
 

@@ -12,15 +12,13 @@ import importlib
 import importlib.util
 import os
 import sys
-import time
-import traceback
 from pathlib import Path
 from types import ModuleType
 
 from benchmarks.device.deadline import Deadline
 from benchmarks.device.facts import NO_GPU, facts
 
-FAILED, NO_TIME = 1, 4  # exit status
+FAILED, USAGE, NO_TIME = 1, 2, 4  # exit status
 _GPU_ELEMENTS, _HOST_ELEMENTS = 1_200_000_000, 200_000
 _GPU_STATE_ELEMENTS = 1 << 31  # 4 GiB of BF16
 
@@ -70,10 +68,13 @@ def _run(
 ) -> int:
     from benchmarks.device.memory import Device
     from benchmarks.device.native import NativeCodec
-    from benchmarks.device.phases import PHASES, Options, Phase, Session
+    from benchmarks.device.phases import PHASES, Options, Session, run_phases
     from benchmarks.device.results import Report
     from benchmarks.device.speed import Settings
 
+    if unknown := set(options.phases) - set(PHASES):
+        print(f"no phase {', '.join(unknown)}: there are {', '.join(PHASES)}", file=sys.stderr)
+        return USAGE
     elements = options.elements or (_HOST_ELEMENTS if is_host else _GPU_ELEMENTS)
     state = options.state_elements or (elements if is_host else _GPU_STATE_ELEMENTS)
     report = Report(_environment(module))
@@ -89,21 +90,7 @@ def _run(
     settings = Settings(state, options.call_sections, options.rounds, options.seed)
     session = Session(asked, settings, NativeCodec(module, Device(is_host=is_host)), report)
     options.out.mkdir(parents=True, exist_ok=True)
-    for name in options.phases or PHASES:
-        run, share_s = PHASES[name]
-        start_s = time.monotonic()
-        if deadline.is_over:
-            phase = Phase(name, "cut", "skipped: no time")
-        else:
-            try:
-                phase = run(session, deadline.phase(share_s))
-            except Exception as error:  # noqa: BLE001  the phases that follow still run
-                traceback.print_exc()
-                phase = Phase(name, "failed", repr(error))
-        phase.seconds = round(time.monotonic() - start_s, 2)
-        print(f"phase {name}: {phase.state} in {phase.seconds} s. {phase.note}", flush=True)
-        report.phases.append(phase)
-        report.write(options.out)
+    run_phases(session, options.phases or tuple(PHASES), deadline, options.out)
     for target in report.targets():
         word = "met" if target.is_met else "MISSED"
         print(f"{word}: {target.what} {target.wanted}, measured {target.measured:.2f}")

@@ -36,10 +36,10 @@ main() {
   # The installed package lies before the sources, which have no compiled modules.
   export PYTHONPATH=$site:$PWD PYTHONSAFEPATH=1 PYTHONUNBUFFERED=1
   if [[ -n ${GYMFAST_WHEELS:-} ]]; then
-    install "$GYMFAST_WHEELS"/*.whl
+    install "$GYMFAST_WHEELS"/*.whl || stop "the wheels of $GYMFAST_WHEELS do not install"
   fi
   if [[ -n ${GYMFAST_WHEEL:-} ]]; then
-    install "$GYMFAST_WHEEL"
+    install "$GYMFAST_WHEEL" || stop "$GYMFAST_WHEEL does not install"
   else
     command -v nvcc >/dev/null || stop "no nvcc here, and GYMFAST_WHEEL names no wheel"
     # Code for several architectures at a time.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 
 from benchmarks.device.native import runs_of
@@ -12,7 +10,7 @@ from gymfast.delta.apply import apply as delta_apply
 from gymfast.delta.backends import BlockParams, select
 from gymfast.delta.encode import Encoder
 from gymfast.delta.encode import encode as delta_encode
-from gymfast.delta.state import State
+from gymfast.delta.state import SnapshotPlace, State
 
 NVCOMP = (("LZ4", {}), ("Bitcomp", {"algorithm_type": 1}), ("Zstd", {}))  # 1: for sparse data
 _FAST = BlockParams(1, 0, 0, has_base=True)
@@ -122,16 +120,16 @@ def time_backend(timer: Timer, name: str) -> None:
     timer.measure((codec, "apply"), apply, reset, body_bytes=size, waits=True)
 
 
-def time_frames(timer: Timer, name: str, profile: Literal["fast", "small"]) -> None:
+def time_frames(timer: Timer, name: str, snapshot: SnapshotPlace = "beside") -> None:
     """The whole Python path: Encoder with undo log, frames with roots, apply on a State."""
     states = timer.states
     live = {"weights": states.live.view(torch.bfloat16)}
     new = {"weights": states.new.view(torch.bfloat16)}
     old = {"weights": states.old.view(torch.bfloat16)}
     states.reset()
-    publisher = State.copy_of(live, backend=name)
+    publisher = State.copy_of(live, backend=name, snapshot=snapshot)
     receiver = State.attach(live, backend=name)
-    encoder = Encoder(publisher, profile=profile)
+    encoder = Encoder(publisher, profile="fast")
     frame = b"".join(encoder.encode(new))
     encoder.rollback()
     way_back = delta_encode(new, old, profile="fast", backend=name)
@@ -139,7 +137,7 @@ def time_frames(timer: Timer, name: str, profile: Literal["fast", "small"]) -> N
     def encode() -> None:
         b"".join(encoder.encode(new))
 
-    codec = f"frames {name} {profile}"
+    codec = f"frames {name} fast, snapshot {snapshot}"
     delta_apply(receiver, frame)
     states.require_new(codec, states.live)
     size = len(frame)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import subprocess
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -184,12 +186,9 @@ def _other_rows(session: Session, part: Timer) -> Iterator[Job]:
         if _missing_backend(backend):
             continue
         yield f"select({backend!r})", lambda name=backend: peers.time_backend(part, name), True
-        if backend != "triton":  # delta.State does not take it
-            yield (
-                f"frames {backend}",
-                lambda name=backend: peers.time_frames(part, name, "fast"),
-                True,
-            )
+        yield f"frames {backend}", lambda name=backend: peers.time_frames(part, name), True
+        if backend == "cuda":
+            yield "frames cuda, pinned", lambda: peers.time_frames(part, "cuda", "pinned"), True
     if not session.device.is_host:
         for algorithm, options in peers.NVCOMP:
             yield (
@@ -245,6 +244,24 @@ PHASES: dict[str, tuple[Callable[[Session, Deadline], Phase], float]] = {
     "other speed": (other_speed, 60.0),
     "sanitizer": (sanitized, 90.0),
 }
+
+
+def run_phases(session: Session, names: tuple[str, ...], deadline: Deadline, out: Path) -> None:
+    """Runs phases one behind the other and writes the report after each."""
+    for name in names:
+        run, share_s = PHASES[name]
+        start_s = time.monotonic()
+        phase = Phase(name, "cut", NO_TIME)
+        if not deadline.is_over:
+            try:
+                phase = run(session, deadline.phase(share_s))
+            except Exception as error:  # noqa: BLE001  the phases that follow still run
+                traceback.print_exc()
+                phase = Phase(name, "failed", repr(error))
+        phase.seconds = round(time.monotonic() - start_s, 2)
+        print(f"phase {name}: {phase.state} in {phase.seconds} s. {phase.note}", flush=True)
+        session.report.phases.append(phase)
+        session.report.write(out)
 
 
 def _case_units(session: Session) -> int:

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from gymfast.errors import MissingDependencyError
+
 U8 = NDArray[np.uint8]
 Data: TypeAlias = Any  # U8, or a 1-D contiguous torch.uint8 tensor: torch is optional
 CPU, PINNED, CUDA = "cpu", "pinned", "cuda"
@@ -53,10 +55,18 @@ def is_writable(data: Data) -> bool:
 
 
 def zeros(num_bytes: int, place: str) -> Data:
-    """Bytes of zero; MemoryError if there is no room for them."""
+    """Bytes of zero.
+
+    Raises MemoryError if there is no room for them, MissingDependencyError if there is no GPU.
+    """
     if place == CPU:
         return np.zeros(num_bytes, np.uint8)
     torch = _torch()
+    if not torch.cuda.is_available():
+        raise MissingDependencyError(
+            f"{place} memory is asked for, and torch {torch.__version__} finds no GPU: use "
+            "backend='cpu' (or 'auto', which follows the tensors), or a CUDA build of torch"
+        )
     try:
         if place == PINNED:
             return empty_pinned(num_bytes).zero_()

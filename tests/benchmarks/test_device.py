@@ -42,7 +42,7 @@ def states(document: dict) -> dict[str, str]:
 
 @pytest.mark.ci
 def test_a_run_over_the_shim_compares_everything_and_writes_its_files(shim, tmp_path):
-    out = ("--out", str(tmp_path), "--elements", "50000", "--densities", "1,10")
+    out = ("--out", str(tmp_path), "--elements", "50000", "--densities", "1")
     command = [sys.executable, "-m", "benchmarks.device.codec", "--module", shim.__file__, *out]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -250,6 +250,13 @@ def test_the_run_says_in_one_sentence_that_there_is_no_gpu(tmp_path):
     assert done.returncode == NO_GPU
     assert one_sentence(done.stdout + done.stderr)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.ci
+def test_a_phase_that_there_is_not_is_refused(shim, tmp_path, capsys):
+    arguments = ["--module", shim.__file__, "--out", str(tmp_path), "--phases", "sped"]
+    assert codec.main(arguments) == codec.USAGE
+    assert "no phase sped" in capsys.readouterr().err
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path, capsys):

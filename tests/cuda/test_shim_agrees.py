@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from cuda_cases import PROFILES, large_case, many_blocks, outcome
+from cuda_cases import PROFILES, ends_alike, large_case, many_blocks, outcome
 from cuda_shim import ShimBackend
 from delta_cases import Case, apply, case_of, cases, encode
 from hypothesis import HealthCheck, given, settings
@@ -170,7 +170,7 @@ def test_damaged_bodies_end_alike(any_order, cpu, case, data) -> None:
         body[data.draw(st.integers(0, len(body) - 1))] ^= data.draw(st.integers(1, 255))
     cut = data.draw(st.sampled_from((0, 0, 0, 1, 2)))
     damaged = bytes(body[: len(body) - cut])
-    assert outcome(any_order, case, damaged) == outcome(cpu, case, damaged)
+    assert ends_alike(outcome(any_order, case, damaged), outcome(cpu, case, damaged))
 
 
 BAD = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 from cuda_device import FakeCuda
 
-from gymfast.delta import State
+from gymfast.delta import State, memory
 from gymfast.delta.backends import select
 from gymfast.errors import MissingDependencyError
 
@@ -32,6 +32,14 @@ def test_a_missing_extension_module_is_named(monkeypatch: pytest.MonkeyPatch, na
     with pytest.raises(MissingDependencyError, match=r"gymfast\._core.*backend='reference'"):
         select(name)
     assert select("reference").name == "reference"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPU")
+def test_a_gpu_that_is_not_there_is_named() -> None:
+    with pytest.raises(MissingDependencyError, match=r"cuda:0 memory.*finds no GPU.*backend='cpu'"):
+        memory.zeros(4, "cuda:0")
+    with pytest.raises(MissingDependencyError, match=r"pinned memory.*finds no GPU"):
+        memory.zeros(4, "pinned")
 
 
 def test_a_tensor_on_a_gpu_without_a_back_end_for_it_is_told_why(

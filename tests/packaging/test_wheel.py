@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -78,6 +79,12 @@ def test_wheel_brings_only_the_five_dependencies(installed: Environment) -> None
 
 def test_wheel_encodes_and_applies(installed: Environment) -> None:
     installed.run("python", "-I", "-c", SMOKE_TEST)
+
+
+@pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc of the CUDA toolkit")
+def test_wheel_has_the_cuda_module_where_nvcc_is(installed: Environment) -> None:
+    code = "from gymfast import _cuda; print(_cuda.__doc__, _cuda.device_count())"
+    assert "__cuda_array_interface__" in installed.run("python", "-I", "-c", code)
 
 
 def test_wheel_has_the_command(installed: Environment) -> None:
