@@ -78,11 +78,14 @@ inline std::size_t zstd_list(const std::uint8_t* a, const std::uint8_t* b, std::
 }
 
 // Code of a length, RFC 8878 section 3.1.1.3.2.1.1. `small` holds those under 2^small_bits; each
-// power of two above has one code.
+// power of two above has one code. No branch: which of both cannot be foreseen.
 inline std::uint32_t length_code(std::uint32_t length, const std::uint8_t* small,
                                  unsigned small_bits, std::uint32_t first_code) {
-  if (length < 1u << small_bits) return small[length];
-  return first_code + static_cast<std::uint32_t>(std::bit_width(length)) - 1 - small_bits;
+  const std::uint32_t limit = 1u << small_bits;
+  const std::uint32_t if_small = 0u - std::uint32_t{length < limit};
+  const std::uint32_t large_code =
+      first_code + static_cast<std::uint32_t>(std::bit_width(length | 1)) - 1 - small_bits;
+  return (small[length & if_small] & if_small) | (large_code & ~if_small);
 }
 
 constexpr std::uint8_t kLiteralCodes[64] = {
@@ -120,25 +123,26 @@ struct ZstdLengths {
 // Follows the differing bytes of a block in order.
 class ZstdSplitter {
  public:
-  explicit ZstdSplitter(std::uint8_t* literals) : literals_(literals), run_(literals) {}
+  explicit ZstdSplitter(std::uint8_t* literals) : literals_(literals) {}
 
   // Zeros up to each of `n` positions and the byte there; returns how many sequences that made.
   std::size_t add(const std::uint16_t* positions, const std::uint8_t* values, std::size_t n,
                   std::size_t start, ZstdLengths* lengths) {
     std::uint8_t* literals = literals_;
-    std::uint8_t* run = run_;
-    std::size_t expected = expected_, num_lengths = 0;
+    std::size_t run = run_, expected = expected_, num_lengths = 0;
     for (std::size_t j = 0; j < n; ++j) {
       const std::size_t zeros = start + positions[j] - expected;
       expected = start + positions[j] + 1;
-      // Free of branches: whether a gap is long cannot be foreseen.
-      const bool is_long = zeros >= kZstdMinZeros;
+      // All ones or none instead of a branch: whether a gap is long cannot be foreseen.
+      const std::size_t if_long = std::size_t{0} - std::size_t{zeros >= kZstdMinZeros};
       std::memset(literals, 0, sizeof(std::uint64_t));  // at least kZstdMinZeros, one store
-      literals += is_long ? 1 : zeros;
-      lengths[num_lengths] = {static_cast<std::uint32_t>(literals - run),
+      const std::size_t num_literals = (zeros & ~if_long) + (1 & if_long);
+      literals += num_literals;
+      run += num_literals;
+      lengths[num_lengths] = {static_cast<std::uint32_t>(run),
                               static_cast<std::uint32_t>(zeros - 1 - kZstdMatchBias)};
-      num_lengths += is_long;
-      run = is_long ? literals : run;
+      num_lengths += 1 & if_long;
+      run = (run & ~if_long) + 1;
       *literals++ = values[j];
     }
     literals_ = literals;
@@ -160,7 +164,7 @@ class ZstdSplitter {
 
  private:
   std::uint8_t* literals_;
-  std::uint8_t* run_;         // literals since the last match
+  std::size_t run_ = 0;       // literals since the last match
   std::size_t expected_ = 0;  // position behind the last literal
 };
 
@@ -328,17 +332,17 @@ inline std::uint32_t add_state(ZstdBitStream& stream, std::uint32_t state, std::
 
 // RFC 8878 section 3.1.1.3.2.1.2, from the last sequence to the first. The codes of offsets
 // have no bits: all are the same.
-inline std::uint8_t* zstd_write_sequences(const ZstdSequence* sequences, std::size_t num_sequences,
-                                          const ZstdStateTable& literal_table,
-                                          const ZstdStateTable& match_table,
-                                          unsigned num_offset_ones, std::uint8_t* out) {
+template <unsigned kNumOffsetOnes>
+inline std::uint8_t* write_sequences(const ZstdSequence* sequences, std::size_t num_sequences,
+                                     const ZstdStateTable& literal_table,
+                                     const ZstdStateTable& match_table, std::uint8_t* out) {
   ZstdBitStream stream(out);
   ZstdSequence sequence = sequences[num_sequences - 1];
   std::uint32_t literal_state = literal_table.symbols[sequence.literal_code].first_state;
   std::uint32_t match_state = match_table.symbols[sequence.match_code].first_state;
   for (std::size_t i = num_sequences - 1;;) {
     stream.add(sequence.extra_bits, sequence.num_extra_bits);
-    stream.add((1u << num_offset_ones) - 1, num_offset_ones);
+    if constexpr (kNumOffsetOnes != 0) stream.add((1u << kNumOffsetOnes) - 1, kNumOffsetOnes);
     stream.flush();
     if (i == 0) break;
     sequence = sequences[--i];
@@ -348,6 +352,14 @@ inline std::uint8_t* zstd_write_sequences(const ZstdSequence* sequences, std::si
   stream.add(keep_low_bits(match_state, match_table.table_bits), match_table.table_bits);
   stream.add(keep_low_bits(literal_state, literal_table.table_bits), literal_table.table_bits);
   return stream.end();
+}
+
+inline std::uint8_t* zstd_write_sequences(const ZstdSequence* sequences, std::size_t num_sequences,
+                                          const ZstdStateTable& literal_table,
+                                          const ZstdStateTable& match_table, bool names_offset_four,
+                                          std::uint8_t* out) {
+  const auto write = names_offset_four ? write_sequences<2> : write_sequences<0>;
+  return write(sequences, num_sequences, literal_table, match_table, out);
 }
 
 }  // namespace GYMFAST_NAMESPACE

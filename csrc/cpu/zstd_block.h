@@ -69,10 +69,11 @@ struct ZstdKernels {
   // Both return the end of what they wrote.
   std::uint8_t* (*write_literals)(const std::uint8_t* literals, std::size_t num_literals,
                                   const ZstdHuffmanCode* codes, std::uint8_t* out);
-  // Behind the code of the offset, which is always the same, stand as many ones.
+  // The codes of offsets have no bits: all are the same. Only the one that names offset 4 is
+  // followed by two ones.
   std::uint8_t* (*write_sequences)(const ZstdSequence* sequences, std::size_t num_sequences,
                                    const ZstdStateTable& literal_table,
-                                   const ZstdStateTable& match_table, unsigned num_offset_ones,
+                                   const ZstdStateTable& match_table, bool names_offset_four,
                                    std::uint8_t* out);
 };
 

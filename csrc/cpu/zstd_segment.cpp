@@ -13,9 +13,8 @@ enum class LiteralsType : std::uint32_t { kRaw = 0, kCompressed = 2, kTreeless =
 
 constexpr std::size_t kMaxOneStream = 1023;  // literals: more need four streams
 
-// Codes of offsets, RFC 8878 section 3.1.1.3.2.1.1. Behind the second, two ones say 4.
+// Codes of offsets, RFC 8878 section 3.1.1.3.2.1.1.
 constexpr unsigned kRepeatedOffset = 0, kOffsetFour = 2;
-constexpr unsigned kOffsetFourOnes = 2;
 
 // All literals and nothing else, of one value; or all zeros.
 bool is_same_byte(const ZstdBlock& block) {
@@ -174,8 +173,7 @@ void ZstdSegment::write_sequences(const ZstdBlock& block, Writer& writer) const 
   if (!has_repeat_code_) writer.put(has_offset_ ? kRepeatedOffset : kOffsetFour, 1);
   if (!has_tables_) writer.put(match_table_.header);
   writer.move_to(kernels_.write_sequences(block.sequences, n, literal_table_.states,
-                                          match_table_.states, has_offset_ ? 0 : kOffsetFourOnes,
-                                          writer.at()));
+                                          match_table_.states, !has_offset_, writer.at()));
 }
 
 }  // namespace gymfast

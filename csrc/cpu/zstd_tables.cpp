@@ -49,17 +49,21 @@ class BitWriter {
   unsigned count_ = 0;
 };
 
-// 256 * log2(x), rounded down: the cost of a symbol in 1/256 bits.
-std::uint64_t log2_of(std::uint64_t x) {
-  const unsigned whole = bit_width(x) - 1;
-  std::uint64_t mantissa = (x << 31) >> whole, fraction = 0;  // [1, 2) as 1.31 bits
-  for (int i = 0; i < 8; ++i) {
-    mantissa = mantissa * mantissa >> 31;
-    fraction = 2 * fraction + (mantissa >> 32);
-    mantissa >>= mantissa >> 32;
+// 256 * log2(x), rounded down, of all shares: the cost of a symbol is in 1/256 bits.
+constexpr auto kLog2 = [] {
+  std::array<std::uint16_t, (1u << kZstdMaxTableBits) + 1> table{};
+  for (std::uint64_t x = 1; x < table.size(); ++x) {
+    const auto whole = static_cast<unsigned>(std::bit_width(x)) - 1;
+    std::uint64_t mantissa = (x << 31) >> whole, fraction = 0;  // [1, 2) as 1.31 bits
+    for (int i = 0; i < 8; ++i) {
+      mantissa = mantissa * mantissa >> 31;
+      fraction = 2 * fraction + (mantissa >> 32);
+      mantissa >>= mantissa >> 32;
+    }
+    table[x] = static_cast<std::uint16_t>(256 * whole + fraction);
   }
-  return 256 * whole + fraction;
-}
+  return table;
+}();
 
 std::uint64_t sum_of(std::span<const std::uint32_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
@@ -103,8 +107,8 @@ std::uint64_t cost_of(std::span<const std::uint32_t> counts, std::span<const std
   std::uint64_t cost = 0;
   for (std::size_t s = 0; s < counts.size(); ++s) {
     if (counts[s] == 0) continue;
-    const auto share = static_cast<std::uint64_t>(std::max<int>(shares[s], 1));
-    cost += counts[s] * (256 * table_bits - log2_of(share));
+    const auto share = static_cast<std::size_t>(std::max<int>(shares[s], 1));
+    cost += counts[s] * std::uint64_t{256 * table_bits - kLog2[share]};
   }
   return cost;
 }
@@ -298,36 +302,38 @@ std::vector<std::uint8_t> weights_header(std::span<const std::uint8_t> weights) 
 
 void build_huffman_table(std::span<const std::uint32_t, 256> counts, ZstdHuffmanTable* table) {
   table->header.clear();
-  std::vector<std::uint8_t> order;
-  for (unsigned s = 0; s < 256; ++s) {
-    if (counts[s] != 0) order.push_back(static_cast<std::uint8_t>(s));
+  std::vector<std::uint64_t> order;  // count << 8 | symbol, ascending
+  for (std::size_t s = 0; s < 256; ++s) {
+    if (counts[s] != 0) order.push_back(std::uint64_t{counts[s]} << 8 | s);
   }
   if (order.size() < 2) return;
-  const std::size_t last = order.back();
-  std::stable_sort(order.begin(), order.end(),
-                   [&](std::uint8_t a, std::uint8_t b) { return counts[a] < counts[b]; });
+  const std::size_t last = order.back() & 0xFF;
+  std::sort(order.begin(), order.end());
   std::vector<std::uint32_t> ascending;
-  for (const std::uint8_t s : order) ascending.push_back(counts[s]);
+  for (const std::uint64_t key : order) ascending.push_back(static_cast<std::uint32_t>(key >> 8));
   const std::vector<unsigned> lengths = limited_lengths(ascending);
   const unsigned longest = lengths.front();
   std::uint64_t coded_bits = 0;
   std::array<std::uint8_t, 256> weights{};
+  std::array<std::uint32_t, kZstdMaxCodeBits + 2> start{};  // of the codes of each weight
   for (std::size_t i = 0; i < order.size(); ++i) {
-    weights[order[i]] = static_cast<std::uint8_t>(longest + 1 - lengths[i]);
+    const unsigned weight = longest + 1 - lengths[i];
+    weights[order[i] & 0xFF] = static_cast<std::uint8_t>(weight);
+    start[weight + 1] += 1u << (weight - 1);
     coded_bits += std::uint64_t{ascending[i]} * lengths[i];
   }
   // The last weight follows from the others.
   std::vector<std::uint8_t> header = weights_header(std::span(weights).first(last));
   if (header.empty() || header.size() + coded_bits / 8 >= sum_of(counts)) return;
   table->header = std::move(header);
-  std::uint32_t next = 0;  // in units of the longest code; longest codes come first
-  for (unsigned weight = 1; weight <= longest; ++weight) {
-    for (std::size_t s = 0; s < 256; ++s) {
-      if (weights[s] != weight) continue;
-      table->codes[s] = {static_cast<std::uint16_t>(next >> (weight - 1)),
-                         static_cast<std::uint16_t>(longest + 1 - weight)};
-      next += 1u << (weight - 1);
-    }
+  // Codes ascend from the longest, in units of it; those of one length with their symbols.
+  std::partial_sum(start.begin(), start.end(), start.begin());
+  for (std::size_t s = 0; s <= last; ++s) {
+    const unsigned weight = weights[s];
+    if (weight == 0) continue;
+    table->codes[s] = {static_cast<std::uint16_t>(start[weight] >> (weight - 1)),
+                       static_cast<std::uint16_t>(longest + 1 - weight)};
+    start[weight] += 1u << (weight - 1);
   }
 }
 

@@ -137,7 +137,7 @@ def test_the_size_field_has_its_shortest_form(size: int) -> None:
     check(xor)
     frame = parse(frame_of(xor))
     assert frame.is_single_segment == (size <= BLOCK)
-    assert frame.window_bytes == (size if size <= BLOCK else BLOCK)
+    assert frame.window_bytes == (min(size, BLOCK))
 
 
 @pytest.mark.parametrize("change", [0, 1, SEGMENT - 1, SEGMENT, SEGMENT + 1, 2 * SEGMENT + 4])
