@@ -6,7 +6,7 @@ import importlib
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gymfast.delta.checkpoint_stream import Meter, Progress
@@ -19,6 +19,7 @@ from gymfast.delta.hf_delta.state import LocalState, SyncFolder
 from gymfast.delta.hf_delta.version import DeltaVersion, open_version, version_name
 from gymfast.delta.journal import recover
 from gymfast.delta.safetensors_files import Checkpoint
+from gymfast.delta.state import num_threads
 from gymfast.errors import CoverageError, FormatError, GymfastError, NotFoundError
 
 PreReadHook = Callable[[str, int], object]
@@ -44,6 +45,7 @@ def pull(
     *,
     pre_read_hook: PreReadHook | str | None = None,
     reseed: bool = False,
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> PullReport:
     """Brings the checkpoint in `local` to version `target` of those published in `source`.
@@ -69,7 +71,10 @@ def pull(
         local.mkdir(parents=True, exist_ok=True)
         check_local(folder, base)
     with folder.locked():
-        return _pull(folder, base, source, target, reseed=reseed, progress=progress)
+        recovered, held = (False, None) if reseed else _settle(folder)
+        plan = _plan(held, base, source, target)
+        report = _carry_out(folder, plan, held, num_threads(threads), progress)
+    return replace(report, recovered=recovered)
 
 
 def load_hook(path: str) -> PreReadHook:
@@ -96,20 +101,23 @@ def _call_hook(hook: PreReadHook | str, source: Path, target: int) -> None:
         ) from error
 
 
-def _pull(
+@dataclass(frozen=True)
+class _Plan:
+    """The full version to begin with, if any, its number, and the deltas that follow it."""
+
+    seed: Path | None
+    start: int
+    deltas: tuple[Path, ...]
+    algorithm: str
+
+
+def _carry_out(
     folder: SyncFolder,
-    base: Path,
-    source: Path,
-    target: int,
-    *,
-    reseed: bool,
+    plan: _Plan,
+    held: LocalState | None,
+    threads: int,
     progress: Progress | None,
 ) -> PullReport:
-    recovered = False
-    held = None
-    if not reseed:
-        recovered, held = _settle(folder)
-    plan = _plan(held, base, source, target)
     with ExitStack() as stack:
         seed = stack.enter_context(open_seed(plan.seed)) if plan.seed is not None else None
         meter = Meter(progress, _total_bytes(seed, plan, folder))
@@ -121,19 +129,9 @@ def _pull(
             reset(folder, seed, plan.start, plan.algorithm, meter)
             held = folder.read()
     assert held is not None
-    held, num_changed = _follow(folder, held, plan, meter)
+    held, num_changed = _follow(folder, held, plan, threads, meter)
     applied = tuple(range(plan.start + 1, plan.start + 1 + len(plan.deltas)))
-    return PullReport(held.version, plan.seed, applied, num_changed, recovered)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The full version to begin with, if any, its number, and the deltas that follow it."""
-
-    seed: Path | None
-    start: int
-    deltas: tuple[Path, ...]
-    algorithm: str
+    return PullReport(held.version, plan.seed, applied, num_changed, recovered=False)
 
 
 def _plan(held: LocalState | None, base: Path, source: Path, target: int) -> _Plan:
@@ -183,7 +181,7 @@ def _is_exactly(local: Path, state: LocalState) -> bool:
 
 
 def _follow(
-    folder: SyncFolder, held: LocalState, plan: _Plan, meter: Meter
+    folder: SyncFolder, held: LocalState, plan: _Plan, threads: int, meter: Meter
 ) -> tuple[LocalState, int]:
     """Applies the deltas; tensors that the first one does not name are checked before it."""
     num_changed = 0
@@ -191,7 +189,7 @@ def _follow(
         with _open_delta(path) as version:
             if number == 0 and plan.seed is None:
                 held = _check_unnamed(folder, held, version, meter)
-            held, count = apply_version(folder, held, version, meter)
+            held, count = apply_version(folder, held, version, threads, meter)
             num_changed += count
     return held, num_changed
 
