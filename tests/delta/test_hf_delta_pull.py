@@ -419,3 +419,24 @@ def test_algorithms_may_change_along_the_chain(run: Path) -> None:
     write_index(_new_version(run, 6), 6, {}, "xor", "adler32")
     with pytest.raises(ChecksumError, match="blake3:"):
         pull_to(run, 6)
+
+
+def test_a_damaged_journal_is_told_and_healed_by_reseed(run: Path) -> None:
+    pull_to(run, 2)
+    (run / "local" / ".gymfast-journal").write_bytes(b"GFJRNL1\n" + bytes(100))
+    with pytest.raises(GymfastError, match="gymfast-journal"):
+        pull_to(run, 3)
+    pull_to(run, 3, reseed=True)
+    assert_holds(run, 3)
+
+
+def test_links_in_the_local_checkpoint_are_not_written_through(run: Path) -> None:
+    pull_to(run, 1)
+    shard = next((run / "local").glob("*.safetensors"))
+    shard.rename(run / "local" / "blob.safetensors")
+    shard.symlink_to("blob.safetensors")
+    with pytest.raises(GymfastError, match=r"is a symbolic link.*reseed"):
+        pull_to(run, 2)
+    pull_to(run, 2, reseed=True)
+    assert_holds(run, 2)
+    assert not shard.is_symlink()
