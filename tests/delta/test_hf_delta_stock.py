@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import types
 from pathlib import Path
 
+import hf_delta_crash_work
 import numpy as np
 import pytest
 from delta_checkpoints import read, write_sharded
@@ -13,6 +15,7 @@ from delta_weights import changed, random_tensor
 
 from gymfast.delta.hf_delta import publish_delta, publish_full, pull
 from gymfast.testing.compare import assert_bits_equal
+from gymfast.testing.syscalls import SyscallFaults
 
 PATCH = Path("docker/patch/latest/sglang-pull_weights.patch")
 MODULE = "+++ b/python/sglang/srt/weight_sync/local_checkpoint.py\n"
@@ -97,3 +100,24 @@ def test_the_stock_code_begins_again_where_our_pull_was_killed(stock, states, tm
     assert_bits_equal(read(tmp_path / "local"), states[3])
     pull(*paths(tmp_path), 4)
     assert_bits_equal(read(tmp_path / "local"), states[4])
+
+
+def test_the_stock_code_ends_with_the_exact_bytes_wherever_our_pull_is_killed(
+    stock, states, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    work.mkdir()
+    publish(tmp_path, states, "xor", "xxh3-128")
+    for name in ("base", "versions"):
+        (tmp_path / name).rename(work / name)
+    pull(*paths(work), 1)
+    saved = tmp_path / "saved"
+    shutil.copytree(work, saved)
+    with SyscallFaults(Path(hf_delta_crash_work.__file__), "follow") as faults:
+        writes = ("fsync", "pwrite64", "rename", "unlink", "ftruncate")
+        for call in [call for call in faults.trace(str(work)) if call.name in writes]:
+            shutil.rmtree(work)
+            shutil.copytree(saved, work)
+            assert faults.run(str(work), fault=call.killed()).was_killed
+            stock.pull(*paths(work), 3)
+            assert_bits_equal(read(work / "local"), states[3])

@@ -93,8 +93,8 @@ def decode_tensor(
     for start in range(0, spec.num_bytes, WINDOW_BYTES):
         old = np.empty(min(WINDOW_BYTES, spec.num_bytes - start), np.uint8)
         source.read_into(stored.name, start, old)
-        new = old.copy()
-        patch.apply(new, start)
+        new = np.empty_like(old)
+        patch.apply(old, new, start)
         hasher.update(new.data)
         num_changed += sink(spec, start, old, new)
     patch.finish()
