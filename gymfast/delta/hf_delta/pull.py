@@ -12,7 +12,7 @@ from pathlib import Path
 from gymfast.delta.checkpoint_stream import Meter, Progress
 from gymfast.delta.files import os_errors
 from gymfast.delta.hf_delta.apply import apply_version, require_tensors
-from gymfast.delta.hf_delta.check import check_names, check_tensors, digest_of
+from gymfast.delta.hf_delta.check import RESEED, check_names, check_tensors, digest_of
 from gymfast.delta.hf_delta.digests import DEFAULT_ALGORITHM
 from gymfast.delta.hf_delta.seed import check_local, num_bytes_to_copy, open_seed, reset
 from gymfast.delta.hf_delta.state import LocalState, SyncFolder
@@ -20,7 +20,7 @@ from gymfast.delta.hf_delta.version import DeltaVersion, open_version, version_n
 from gymfast.delta.journal import recover
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.state import num_threads
-from gymfast.errors import CoverageError, FormatError, GymfastError, NotFoundError
+from gymfast.errors import ChainError, CoverageError, FormatError, GymfastError, NotFoundError
 
 PreReadHook = Callable[[str, int], object]
 _log = logging.getLogger(__name__)
@@ -72,6 +72,8 @@ def pull(
         check_local(folder, base)
     with folder.locked():
         recovered, held = (False, None) if reseed else _settle(folder)
+        if held is not None:
+            _check_run(folder, held, source, target)
         plan = _plan(held, base, source, target)
         report = _carry_out(folder, plan, held, num_threads(threads), progress)
     return replace(report, recovered=recovered)
@@ -166,6 +168,42 @@ def _settle(folder: SyncFolder) -> tuple[bool, LocalState | None]:
             folder.commit(staged.version)
             return True, staged
     return recovered, None
+
+
+def _check_run(folder: SyncFolder, held: LocalState, source: Path, target: int) -> None:
+    """Raises ChainError if the version held is not the one of that number in the source.
+
+    A run that began again with the same directories would otherwise find nothing to do.
+    """
+    if target < held.version:
+        _log.warning(
+            "%s holds version %d, so a pull of %d changes nothing; if the run began again, reseed",
+            folder.local,
+            held.version,
+            target,
+        )
+    path = source / version_name(held.version)
+    if held.digests is None or not path.is_dir():
+        return
+    try:
+        version = open_version(path)
+    except (FormatError, NotFoundError) as error:  # being removed: it is not needed any more
+        _log.info("%s is not compared with version %d held: %s", path, held.version, error)
+        return
+    if version is None:
+        return
+    with version:
+        for tensor in version.tensors.values():
+            found = held.digests.get(tensor.name)
+            if found is None or (
+                found.startswith(f"{version.algorithm}:")
+                and found != f"{version.algorithm}:{tensor.digest}"
+            ):
+                raise ChainError(
+                    f"{folder.local} holds another version {held.version} than {path}: tensor "
+                    f"{tensor.name!r} has digest {found}, there {tensor.digest}: the run began "
+                    f"again, or published it anew; {RESEED}"
+                )
 
 
 def _is_exactly(local: Path, state: LocalState) -> bool:
