@@ -12,15 +12,15 @@ from pathlib import Path
 from gymfast.delta.checkpoint_stream import Meter, Progress
 from gymfast.delta.files import os_errors
 from gymfast.delta.hf_delta.apply import apply_version, require_tensors
-from gymfast.delta.hf_delta.check import RESEED, check_names, check_tensors, digest_of
-from gymfast.delta.hf_delta.digests import DEFAULT_ALGORITHM
+from gymfast.delta.hf_delta.check import check_names, check_tensors, digest_of
+from gymfast.delta.hf_delta.plan import Plan, check_run, make_plan
 from gymfast.delta.hf_delta.seed import check_local, num_bytes_to_copy, open_seed, reset
 from gymfast.delta.hf_delta.state import LocalState, SyncFolder
-from gymfast.delta.hf_delta.version import DeltaVersion, open_version, version_name
+from gymfast.delta.hf_delta.version import DeltaVersion, open_version
 from gymfast.delta.journal import recover
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.state import num_threads
-from gymfast.errors import ChainError, CoverageError, FormatError, GymfastError, NotFoundError
+from gymfast.errors import CoverageError, FormatError, GymfastError, NotFoundError
 
 PreReadHook = Callable[[str, int], object]
 _log = logging.getLogger(__name__)
@@ -73,8 +73,8 @@ def pull(
     with folder.locked():
         recovered, held = (False, None) if reseed else _settle(folder)
         if held is not None:
-            _check_run(folder, held, source, target)
-        plan = _plan(held, base, source, target)
+            check_run(local, held, source, target)
+        plan = make_plan(held, base, source, target)
         report = _carry_out(folder, plan, held, num_threads(threads), progress)
     return replace(report, recovered=recovered)
 
@@ -103,19 +103,9 @@ def _call_hook(hook: PreReadHook | str, source: Path, target: int) -> None:
         ) from error
 
 
-@dataclass(frozen=True)
-class _Plan:
-    """The full version to begin with, if any, its number, and the deltas that follow it."""
-
-    seed: Path | None
-    start: int
-    deltas: tuple[Path, ...]
-    algorithm: str
-
-
 def _carry_out(
     folder: SyncFolder,
-    plan: _Plan,
+    plan: Plan,
     held: LocalState | None,
     threads: int,
     progress: Progress | None,
@@ -136,26 +126,6 @@ def _carry_out(
     return PullReport(held.version, plan.seed, applied, num_changed, recovered=False)
 
 
-def _plan(held: LocalState | None, base: Path, source: Path, target: int) -> _Plan:
-    floor = 0 if held is None else held.version
-    start, deltas, algorithm = target, [], DEFAULT_ALGORITHM
-    while start > floor:
-        path = source / version_name(start)
-        version = open_version(path)
-        if version is None:
-            break
-        with version:
-            algorithm = version.algorithm
-        deltas.append(path)
-        start -= 1
-    seed = None
-    if held is None or start > floor:
-        seed = source / version_name(start) if start > 0 else base
-    else:
-        start = floor
-    return _Plan(seed, start, tuple(reversed(deltas)), algorithm)
-
-
 def _settle(folder: SyncFolder) -> tuple[bool, LocalState | None]:
     """Completes what a killed pull was about; whether there was anything, and the state held."""
     recovered = recover(folder.local)
@@ -168,42 +138,6 @@ def _settle(folder: SyncFolder) -> tuple[bool, LocalState | None]:
             folder.commit(staged.version)
             return True, staged
     return recovered, None
-
-
-def _check_run(folder: SyncFolder, held: LocalState, source: Path, target: int) -> None:
-    """Raises ChainError if the version held is not the one of that number in the source.
-
-    A run that began again with the same directories would otherwise find nothing to do.
-    """
-    if target < held.version:
-        _log.warning(
-            "%s holds version %d, so a pull of %d changes nothing; if the run began again, reseed",
-            folder.local,
-            held.version,
-            target,
-        )
-    path = source / version_name(held.version)
-    if held.digests is None or not path.is_dir():
-        return
-    try:
-        version = open_version(path)
-    except (FormatError, NotFoundError) as error:  # being removed: it is not needed any more
-        _log.info("%s is not compared with version %d held: %s", path, held.version, error)
-        return
-    if version is None:
-        return
-    with version:
-        for tensor in version.tensors.values():
-            found = held.digests.get(tensor.name)
-            if found is None or (
-                found.startswith(f"{version.algorithm}:")
-                and found != f"{version.algorithm}:{tensor.digest}"
-            ):
-                raise ChainError(
-                    f"{folder.local} holds another version {held.version} than {path}: tensor "
-                    f"{tensor.name!r} has digest {found}, there {tensor.digest}: the run began "
-                    f"again, or published it anew; {RESEED}"
-                )
 
 
 def _is_exactly(local: Path, state: LocalState) -> bool:
@@ -219,7 +153,7 @@ def _is_exactly(local: Path, state: LocalState) -> bool:
 
 
 def _follow(
-    folder: SyncFolder, held: LocalState, plan: _Plan, threads: int, meter: Meter
+    folder: SyncFolder, held: LocalState, plan: Plan, threads: int, meter: Meter
 ) -> tuple[LocalState, int]:
     """Applies the deltas; tensors that the first one does not name are checked before it."""
     num_changed = 0
@@ -256,7 +190,7 @@ def _open_delta(path: Path) -> DeltaVersion:
     return version
 
 
-def _total_bytes(seed: Checkpoint | None, plan: _Plan, folder: SyncFolder) -> int:
+def _total_bytes(seed: Checkpoint | None, plan: Plan, folder: SyncFolder) -> int:
     if seed is None and not plan.deltas:
         return 0
     if seed is not None:
