@@ -9,8 +9,6 @@ import click
 
 from gymfast.cli.output import Output, format_table, with_output
 from gymfast.cli.settings import SETTINGS, find_unknown
-from gymfast.delta.backends import NAMES, select
-from gymfast.errors import MissingDependencyError
 
 _EPILOG = """\b
 Examples:
@@ -29,6 +27,8 @@ def command(output: Output) -> None:
     An option on the command line goes before the variable, the variable before
     the default. An unknown GYMFAST_* variable is a warning: it has no effect.
     """
+    from gymfast.delta.backends import NAMES
+
     rows = [_describe(setting.name, setting.default) for setting in SETTINGS]
     settings = [
         {"name": name, "value": value, "origin": origin, "flag": s.flag, "meaning": s.meaning}
@@ -50,6 +50,9 @@ def command(output: Output) -> None:
 
 def _find(name: str) -> tuple[str, bool, str]:
     """A back end's name, whether it can be made, and what it runs on or why it cannot."""
+    from gymfast.delta.backends import select
+    from gymfast.errors import MissingDependencyError
+
     try:
         select(name)
     except MissingDependencyError as error:

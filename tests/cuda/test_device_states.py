@@ -204,18 +204,18 @@ def test_a_failed_download_leaves_the_base_as_it_was(snapshot, download, monkeyp
     old = host_weights()
     state = state_of(on_device(old), snapshot, block_units=BLOCK_UNITS)
     encoder = Encoder(state, profile="fast")  # no samples of classes are downloaded
-    source, calls = module_of("cuda"), []
-    real = source._host
+    device, calls = device_class(), []
+    real = device.download
 
-    def fails(data):
+    def fails(self, data):
         calls.append(data)
         if len(calls) == 1 + DOWNLOADS.index(download):
             raise MemoryError("no room on the host")
-        return real(data)
+        return real(self, data)
 
     root = state.root
     with monkeypatch.context() as patch:
-        patch.setattr(source, "_host", fails)
+        patch.setattr(device, "download", fails)
         with pytest.raises(MemoryError, match="no room on the host"):
             list(encoder.encode(on_device(step(old, 0.3, 1))))
     assert len(calls) == 1 + DOWNLOADS.index(download)
@@ -226,8 +226,9 @@ def test_a_failed_download_leaves_the_base_as_it_was(snapshot, download, monkeyp
     assert bits(state.tensors) == bits(old)
 
 
-def module_of(backend: str):
-    return importlib.import_module(type(select(backend)).__module__)
+def device_class() -> type:
+    """The class whose `download` brings bytes to the host."""
+    return importlib.import_module("gymfast.delta.backends.cuda_device").Device
 
 
 def many_sections(monkeypatch) -> tuple[dict, dict]:
@@ -283,19 +284,19 @@ def test_short_memory_makes_more_calls_and_the_same_frame(limit, monkeypatch) ->
 def test_calls_before_a_failed_one_are_taken_back_without_memory(limit, monkeypatch) -> None:
     old, new = many_sections(monkeypatch)
     state, sent = State.copy_of(on_device(old), block_units=BLOCK_UNITS), on_device(new)
-    encoder, source = Encoder(state, profile="fast"), module_of("cuda")
-    real, calls = source._host, []
+    encoder, device = Encoder(state, profile="fast"), device_class()
+    real, calls = device.download, []
 
-    def fails(data):
+    def fails(self, data):
         calls.append(data)
         if len(calls) == 2 * len(DOWNLOADS) + 2:
             limit(0)  # from here on there is none
             raise MemoryError("no room on the host")
-        return real(data)
+        return real(self, data)
 
     limit(90_000)
     with monkeypatch.context() as patch:
-        patch.setattr(source, "_host", fails)
+        patch.setattr(device, "download", fails)
         with pytest.raises(MemoryError, match="no room on the host"):
             list(encoder.encode(sent))
     limit(2**40)
@@ -477,5 +478,5 @@ def test_long_bodies_come_through_pinned_memory(monkeypatch) -> None:
     old = host_weights()
     new = step(old, 0.5, 1)
     expected = delta.encode(old, new, backend="cpu")
-    monkeypatch.setattr(module_of("cuda"), "_PINNED_BYTES", 64)
+    monkeypatch.setattr("gymfast.delta.backends.cuda_device._PINNED_BYTES", 64)
     assert delta.encode(on_device(old), on_device(new)) == expected

@@ -137,7 +137,7 @@ def test_an_interrupt_that_loses_the_way_back_is_told(backend, monkeypatch) -> N
         patch.setattr(type(state.backend), "encode_blocks", lambda _, *a, **o: interrupted(*a, **o))
         with pytest.raises(KeyboardInterrupt):
             list(encoder.encode(new))
-    with pytest.raises(GymfastError, match=r"'embed': an interrupt .* publish an anchor"):
+    with pytest.raises(GymfastError, match=r"'embed': an interrupt.* publish an anchor"):
         encoder.rollback()
     assert not state.is_consistent
     with pytest.raises(ChainError, match="inconsistent"):

@@ -19,6 +19,8 @@ from gymfast import _cuda
 from gymfast.delta import memory
 from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
 from gymfast.delta.backends.class_samples import class_params_of
+from gymfast.delta.backends.cuda_device import Device
+from gymfast.delta.backends.cuda_undo import UndoLog
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.records import BlocksRecord
 from gymfast.errors import BudgetError, ChecksumError, FormatError
@@ -29,7 +31,6 @@ _SECTION_WORDS = 5  # first_block, num_blocks, offset, size, num_changed
 _NUM_SAMPLES = 1024
 _NO_ERROR = 2**64 - 1
 _ALIGNMENT = 256
-_PINNED_BYTES = 1 << 16  # from here on a copy through pinned memory is worth its allocation
 _RESULT_CHECK = 58
 
 
@@ -61,18 +62,18 @@ class CudaBackend(Backend):
     ) -> Rows:
         """Partial digests of all blocks or of a range, [num_blocks, 2]."""
         count = geometry.num_blocks - first_block if num_blocks is None else num_blocks
-        device = _Device(data)
+        device = Device(data)
         rows = device.empty(16 * count)
         device.run(_cuda.digest_blocks, data, *_flat(geometry), first_block, count, rows)
-        return _host(rows).view(np.uint64).reshape(count, 2)
+        return device.download(rows).view(np.uint64).reshape(count, 2)
 
     def class_params(self, base: torch.Tensor, unit_bytes: int) -> tuple[int, int]:
         """class_shift and class_base of a base tensor."""
-        device = _Device(base)
+        device = Device(base)
         out = device.empty(_NUM_SAMPLES)
         num_units = base.numel() // unit_bytes
         count = device.run(_cuda.sample_classes, base, num_units, unit_bytes, out)
-        return class_params_of(_host(out)[:count])
+        return class_params_of(device.download(out)[:count])
 
     def encode_blocks(
         self,
@@ -160,115 +161,6 @@ class CudaBackend(Backend):
 
 
 @dataclass(frozen=True)
-class _Device:
-    """Where the kernels for a tensor run; for pinned memory on the current device of torch."""
-
-    sample: torch.Tensor
-
-    @property
-    def place(self) -> str:
-        place = memory.place_of(self.sample)
-        return memory.CUDA if place == memory.PINNED else place
-
-    @property
-    def stream(self) -> int:
-        return int(torch.cuda.current_stream(self.place).cuda_stream)
-
-    def empty(self, num_bytes: int) -> torch.Tensor:
-        """Fresh bytes on the device, freed in the order of the current stream.
-
-        Raises BudgetError if there are not so many.
-        """
-        try:
-            data: torch.Tensor = memory.empty(num_bytes, self.place)
-        except MemoryError as error:
-            raise BudgetError(
-                f"a call of the codec needs {num_bytes} bytes of {self.place} memory, which are "
-                f"not free ({error}): free memory of the device, or take back end 'cpu' with "
-                "weights in CPU memory"
-            ) from error
-        return data
-
-    def upload(self, array: NDArray[np.generic], out: torch.Tensor | None = None) -> torch.Tensor:
-        """The bytes of an array on the device, in the first bytes of `out` if it is given."""
-        flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        target = self.empty(flat.size) if out is None else out[: flat.size]
-        memory.assign(target, flat)
-        return target
-
-    def run(self, operation: Callable[..., Made], *arguments: object) -> Made:
-        """The result of an operation of gymfast._cuda on the current stream of the device."""
-        with torch.cuda.device(self.place):  # a thread's own device may be another
-            return operation(*arguments, self.stream)
-
-    def wait(self) -> None:
-        """Until the kernels given so far are done."""
-        torch.cuda.current_stream(self.place).synchronize()
-
-
-@dataclass(frozen=True)
-class _Undo:
-    """Old values of all changed units of some blocks, in order; index counts within a block.
-
-    As bytes: where there are few changes the low 16 bits of each index, and how many there are in
-    each 65,536 units; else a bit for each unit.
-    """
-
-    first_block: int
-    block_units: int
-    counts: NDArray[np.uint32]
-    index: NDArray[np.uint32]
-    before: memory.U8
-
-    def write(self) -> bytes:
-        num_blocks, num_changed = self.counts.size, self.index.size
-        is_dense = 2 * num_changed > num_blocks * self.block_units // 8
-        head = np.array([self.first_block, num_blocks, self.block_units, is_dense], np.uint64)
-        parts = [head.tobytes(), self.counts.tobytes()]
-        if is_dense:
-            ends = np.cumsum(self.counts, dtype=np.int64)
-            for end, count in zip(ends.tolist(), self.counts.tolist(), strict=True):
-                bits = np.zeros(self.block_units, np.bool_)
-                bits[self.index[end - count : end]] = True
-                parts.append(np.packbits(bits).tobytes())
-        else:
-            parts += [self._pieces().tobytes(), self.index.astype(np.uint16).tobytes()]
-        return b"".join([*parts, self.before.tobytes()])
-
-    def _pieces(self) -> NDArray[np.uint32]:
-        """Changes in each piece of 65,536 units, pieces of all blocks in order."""
-        per_block = _pieces_of(self.block_units)
-        block = np.repeat(np.arange(self.counts.size), self.counts)
-        pieces = block * per_block + (self.index >> 16)
-        return np.bincount(pieces, minlength=self.counts.size * per_block).astype(np.uint32)
-
-    @classmethod
-    def read(cls, blob: memory.U8) -> _Undo:
-        first_block, num_blocks, block_units, is_dense = map(int, blob[:32].view(np.uint64))
-        at = 32 + 4 * num_blocks
-        counts = blob[32:at].view(np.uint32)
-        num_changed = int(counts.sum(dtype=np.int64))
-        if is_dense:
-            size = -(-block_units // 8)
-            bits = blob[at : at + num_blocks * size].reshape(num_blocks, size)
-            rows = [np.flatnonzero(np.unpackbits(row)).astype(np.uint32) for row in bits]
-            index, at = np.concatenate(rows), at + bits.size
-        else:
-            per_block = _pieces_of(block_units)
-            end = at + 4 * num_blocks * per_block
-            pieces = blob[at:end].view(np.uint32)
-            high = np.tile(np.arange(per_block, dtype=np.uint32) << 16, num_blocks)
-            index = np.repeat(high, pieces)
-            at = end + 2 * num_changed
-            index |= blob[end:at].view(np.uint16)
-        return cls(first_block, block_units, counts, index, blob[at:])
-
-
-def _pieces_of(block_units: int) -> int:
-    return -(-block_units // 2**16)
-
-
-@dataclass(frozen=True)
 class _Encode:
     """Encode calls on one tensor; without `update` base is not written."""
 
@@ -310,7 +202,7 @@ class _Encode:
     def _call(
         self, buffers: _EncodeBuffers, first_block: int, num_blocks: int, step: int, undo: bool
     ) -> list[EncodedBlocks]:
-        device, flat, p = _Device(self.new), _flat(self.geometry), self.params
+        device, flat, p = Device(self.new), _flat(self.geometry), self.params
         rows = self.digests[first_block : first_block + num_blocks]
         digests = device.upload(rows)
         sections = buffers.sections[: 8 * _SECTION_WORDS * -(-num_blocks // step)]
@@ -323,10 +215,10 @@ class _Encode:
                 *(buffers.body, sections, buffers.scratch),
             )
             is_launched = True
-            table = _host(sections).view(np.uint64).reshape(-1, _SECTION_WORDS)
+            table = device.download(sections).view(np.uint64).reshape(-1, _SECTION_WORDS)
             end = int((table[:, 2] + table[:, 3]).max())
-            body = _host(buffers.body[:end])
-            new_rows = _host(digests).view(np.uint64).reshape(num_blocks, 2)
+            body = device.download(buffers.body[:end])
+            new_rows = device.download(digests).view(np.uint64).reshape(num_blocks, 2)
             log = self._undo(buffers, first_block, num_blocks, table) if undo else b""
             encoded = [
                 EncodedBlocks(body[offset : offset + size].tobytes(), changed)
@@ -347,19 +239,19 @@ class _Encode:
         if not num_changed:
             return b""
         counts, index, before = self._gather(buffers, num_blocks)
-        unit_bytes = self.geometry.unit_bytes
-        log = _Undo(
+        device, unit_bytes = Device(self.new), self.geometry.unit_bytes
+        log = UndoLog(
             first_block,
             self._block_units,
-            _host(counts).view(np.uint32),
-            _host(index[: 4 * num_changed]).view(np.uint32),
-            _host(before[: unit_bytes * num_changed]),
+            device.download(counts).view(np.uint32),
+            device.download(index[: 4 * num_changed]).view(np.uint32),
+            device.download(before[: unit_bytes * num_changed]),
         )
         return log.write()
 
     def _take_back(self, buffers: _EncodeBuffers, first_block: int, num_blocks: int) -> None:
         """Puts base back from scratch alone: nothing is allocated, nothing is copied."""
-        device = _Device(self.new)
+        device = Device(self.new)
         columns = self._gather(buffers, num_blocks)
         flat = _flat(self.geometry)
         device.run(_cuda.rollback_blocks, self.base, *flat, first_block, num_blocks, *columns)
@@ -370,7 +262,7 @@ class _Encode:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Counts, indices and old units of all changes, as parts of scratch with room for all."""
         shape = (*_flat(self.geometry), self.params.profile, num_blocks)
-        _Device(self.new).run(_cuda.gather_undo, *shape, buffers.scratch)
+        Device(self.new).run(_cuda.gather_undo, *shape, buffers.scratch)
         most = num_blocks * self._block_units
         sizes = (4 * num_blocks, 4 * most, self.geometry.unit_bytes * most)
         counts, index, before = (
@@ -394,7 +286,7 @@ class _EncodeBuffers:
 
     @classmethod
     def of(cls, call: _Encode, num_blocks: int, step: int) -> _EncodeBuffers:
-        device, flat = _Device(call.new), _flat(call.geometry)
+        device, flat = Device(call.new), _flat(call.geometry)
         return cls(
             device.empty(_cuda.encode_body_capacity(*flat, num_blocks)),
             device.empty(8 * _SECTION_WORDS * -(-num_blocks // step)),
@@ -427,8 +319,8 @@ def rollback(
 
     Its size has to be that of an encode of the same blocks.
     """
-    log = _Undo.read(np.frombuffer(undo, np.uint8))
-    device, columns = _Device(base if scratch is None else scratch), []
+    log = UndoLog.read(np.frombuffer(undo, np.uint8))
+    device, columns = Device(base if scratch is None else scratch), []
     at = 0
     for column in (log.counts, log.index, log.before):
         place = None if scratch is None else scratch[at:]
@@ -447,7 +339,7 @@ def _apply(
     digests: Rows,
 ) -> int:
     """Units changed by sections whose blocks follow each other; by several calls if need be."""
-    device, flat = _Device(data), _flat(geometry)
+    device, flat = Device(data), _flat(geometry)
 
     def scratch_for(count: int) -> torch.Tensor:
         runs = (sections[at : at + count] for at in range(0, len(sections), count))
@@ -480,7 +372,7 @@ def _apply_run(
     )
     first, count = sections[0].first_block, sum(section.num_blocks for section in sections)
     rows = digests[first : first + count]
-    device = _Device(data)
+    device = Device(data)
     body = device.upload(np.frombuffer(bytearray().join(bodies), np.uint8))
     device_rows, result = device.upload(rows), device.empty(16)
     device.run(
@@ -489,9 +381,9 @@ def _apply_run(
         *(params.class_shift, params.class_base, params.has_base, device_rows, first, count),
         *(device.upload(table), result, scratch),
     )
-    first_error, num_changed = map(int, _host(result).view(np.uint64))
+    first_error, num_changed = map(int, device.download(result).view(np.uint64))
     # Also after an error: blocks that were good are written, and these are their digests.
-    rows[:] = _host(device_rows).view(np.uint64).reshape(count, 2)
+    rows[:] = device.download(device_rows).view(np.uint64).reshape(count, 2)
     if first_error != _NO_ERROR:
         block, number = first_error >> 8, first_error & 255
         kind = ChecksumError if number == _RESULT_CHECK else FormatError
@@ -514,15 +406,3 @@ def _consecutive(sections: Sequence[BlocksRecord]) -> Iterator[list[BlocksRecord
 def _flat(geometry: Geometry) -> tuple[int, int, int, int, int]:
     g = geometry
     return g.num_units, g.unit_bytes, g.cols, g.tile_rows, g.tile_cols
-
-
-def _host(data: torch.Tensor) -> memory.U8:
-    """Bytes of a device as an array; waits for what the current stream does to them."""
-    if data.numel() < _PINNED_BYTES:
-        array: memory.U8 = data.cpu().numpy()
-        return array
-    out: torch.Tensor = memory.empty(data.numel(), memory.PINNED)
-    out.copy_(data, non_blocking=True)
-    _Device(data).wait()
-    pinned: memory.U8 = out.numpy()
-    return pinned
