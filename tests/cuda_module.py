@@ -25,7 +25,7 @@ _NANOBIND = Path(nanobind.__path__[0])
 def load_module(folder: Path) -> ModuleType:
     """The module, compiled into `folder`: once a session, if all fixtures name the same one."""
     path = folder / (NAME + importlib.machinery.EXTENSION_SUFFIXES[0])
-    folder.mkdir(parents=True)
+    folder.mkdir(parents=True, exist_ok=True)
     _compile(path)
     spec = importlib.util.spec_from_file_location(NAME, path)
     module = importlib.util.module_from_spec(spec)

@@ -42,6 +42,7 @@ class Failure:
 def run(cli: click.Group, args: Sequence[str] | None = None) -> int:
     """Run `cli`; returns the exit code of docs/cli.md and never raises an Exception."""
     words = list(sys.argv[1:] if args is None else args)
+    code = 0
     try:
         code = _invoke(cli, words)
         sys.stdout.flush()
@@ -50,8 +51,9 @@ def run(cli: click.Group, args: Sequence[str] | None = None) -> int:
         code = 0
     except OSError as error:
         _forget_stdout()
-        _tell(f"Error: stdout: {error.strerror or error}")
-        code = 1
+        if code == 0:  # otherwise the failure is told already: click writes the help itself
+            _tell(f"Error: stdout: {error.strerror or error}")
+            code = 1
     return code
 
 

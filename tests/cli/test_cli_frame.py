@@ -132,11 +132,17 @@ def test_a_reader_that_goes_away_is_no_error(args: list[str], gymfast_process) -
     assert (result.code, result.err) == (0, "")
 
 
-def test_a_full_disk_behind_stdout_is_one_message(gymfast_process) -> None:
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_behind_stdout_is_one_message(gymfast_process, unbuffered) -> None:
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
     for args in (["env"], ["env", "--json"], ["--help"]):
         with Path("/dev/full").open("w") as full:
             result = gymfast_process(
-                *args, capture_output=False, stdout=full, stderr=subprocess.PIPE
+                *args,
+                env=environment,
+                capture_output=False,
+                stdout=full,
+                stderr=subprocess.PIPE,
             )
         assert result.code == 1
         assert result.err.startswith("Error: ")
