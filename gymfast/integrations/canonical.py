@@ -46,7 +46,7 @@ class CanonicalCopy:
         timeout_s: float = 60.0,
         key: bytes | None = None,
     ) -> CanonicalCopy:
-        """A copy of no tensors that takes the versions of a run. Raises what `Subscriber` raises."""
+        """A copy of no tensors that takes versions of a run. Raises what `Subscriber` raises."""
         copy = cls()
         weights: dict[str, Any] = {}
         copy._target = LiveTarget(weights, backend="cpu")
@@ -161,7 +161,7 @@ def bucket_of(data: bytes) -> dict[str, Tensor]:
     Raises FormatError if they are none.
     """
     try:
-        entries = deserialize(data)
+        entries: list[tuple[str, Any]] = deserialize(data)  # type: ignore[no-untyped-call]
     except SafetensorError as error:
         raise FormatError(
             f"a bucket of {len(data)} bytes is no safetensors file: {error}"

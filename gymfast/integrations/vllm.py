@@ -10,11 +10,12 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
-from gymfast.errors import ChainError, CoverageError, GymfastError
+from gymfast.errors import ChainError, GymfastError
 from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.live_model import Sample, guard, moved, sample_of
 from gymfast.integrations.load_groups import LoadGroup, first_groups, merge, touched
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
+from gymfast.integrations.vllm_reload import LayerwiseReload
 
 BACKEND = "gymfast"
 _ARGUMENTS = (
@@ -74,10 +75,10 @@ class GymfastEngine:
         check_api()
         self.config, self.model = config, others[-1]
         self.parallel_config = getattr(first, "parallel_config", first)
-        parameter = next(self.model.parameters())
-        self._device = parameter.device
         # 0.24 gives no model config; the dtype is all that its reload reads.
-        self._model_config = getattr(first, "model_config", SimpleNamespace(dtype=parameter.dtype))
+        dtype = next(self.model.parameters()).dtype
+        model_config = getattr(first, "model_config", SimpleNamespace(dtype=dtype))
+        self._reload = LayerwiseReload(self.model, model_config)
         self.failure = ""
         self._copy = CanonicalCopy()
         self._groups: list[LoadGroup] = []
@@ -113,10 +114,10 @@ class GymfastEngine:
         Raises what the request and vLLM raise, CoverageError for a module that is filled partly.
         """
         del load_weights
+        self._reload.close()  # vLLM 0.24 may have begun one
         try:
             update_info.carry_out(self._copy)
         except BaseException as error:
-            self._close_reload()
             if self.parallel_config.world_size > 1:
                 self.failure = f"an update failed here, other ranks may have gone on: {error}"
             raise
@@ -126,7 +127,7 @@ class GymfastEngine:
             self._load(update_info.is_full)
         except BaseException as error:
             self.failure = f"an update failed while it was loaded: {error}"
-            self._close_reload()
+            self._reload.close()
             raise
 
     def finish_weight_update(self) -> None:
@@ -149,7 +150,7 @@ class GymfastEngine:
             is_full = True
         groups = first_groups(names) if is_full else touched(self._groups, changed)
         if groups:
-            loaded = self._reload(groups, is_full)
+            loaded = self._reload.load(groups, self._copy.tensors, is_all=is_full)
             self._groups = merge(loaded) if is_full else self._groups
         self._sample = sample_of(self.model)
         if lost := moved(before, self._sample):
@@ -160,62 +161,6 @@ class GymfastEngine:
             "state %s is live: %d of %d tensors differed, %d of %d groups were loaded",
             *(self._copy.root[:16], len(changed), len(names), len(groups), len(self._groups)),
         )
-
-    def _reload(self, groups: list[LoadGroup], is_full: bool) -> list[LoadGroup]:
-        """The groups, with what they filled; live tensors keep their memory."""
-        import torch
-        from vllm.model_executor.model_loader import reload
-
-        with torch.no_grad(), torch.device(self._device):
-            reload.initialize_layerwise_reload(self.model)
-            expected = {name for name, _ in self.model.named_parameters()}
-            loaded = [group.filled(self._load_group(group)) for group in groups]
-            is_told = all(group.parameters is not None for group in loaded)
-            if is_full and is_told and getattr(self._model_config, "quantization", None) is None:
-                found = {name for group in loaded for name in group.parameters or ()}
-                if missing := sorted(expected - found):
-                    raise CoverageError(f"{len(missing)} parameters got no tensor: {missing[:3]}")
-            self._require_whole_modules()
-            reload.finalize_layerwise_reload(self.model, self._model_config)
-        return loaded
-
-    def _load_group(self, group: LoadGroup) -> set[str] | None:
-        import torch
-
-        # A loader may keep the tensor that it is given; in CPU memory that would be the copy.
-        is_cpu = self._device.type == "cpu"
-        pairs = self._copy.tensors(group.names, torch.empty(0))
-        return self.model.load_weights((n, t.clone() if is_cpu else t) for n, t in pairs)
-
-    def _require_whole_modules(self) -> None:
-        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-        for name, module in self.model.named_modules():
-            info = get_layerwise_info(module)
-            # Padded vocabularies and scales of attention are never filled to the last element.
-            may_be_partial = hasattr(module, "num_embeddings_padded") or hasattr(
-                module, "process_weights_after_loading"
-            )
-            if (
-                info.can_load()
-                and 0 < info.load_numel < info.load_numel_total
-                and not may_be_partial
-            ):
-                raise CoverageError(
-                    f"module {name!r} got {info.load_numel} of {info.load_numel_total} elements: a "
-                    "tensor of a fused layer is missing in the checkpoint that was sent"
-                )
-
-    def _close_reload(self) -> None:
-        """Puts the live tensors back if a reload was begun, by vLLM 0.24 or here, and not ended."""
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-        from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
-
-        infos = [get_layerwise_info(module) for module in self.model.modules()]
-        for info in infos:
-            info.load_numel, info.loaded_weights = 0, []
-        if any(info.can_load() for info in infos):
-            finalize_layerwise_reload(self.model, self._model_config)
 
     def _refuse_if_flagged(self) -> None:
         if self.failure:

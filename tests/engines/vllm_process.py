@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ class Engine:
         from vllm import LLM
 
         options: dict[str, Any] = {}
-        if plan.get("follows"):
+        if "follows" in plan:
             options["weight_transfer_config"] = {"backend": "gymfast"}
         self.llm = LLM(
             plan["model"],
@@ -48,19 +49,24 @@ class Engine:
             dtype="bfloat16",
             **options,
         )
-        if plan.get("follows"):
+        if "follows" in plan:
             self.llm.init_weight_transfer_engine({"init_info": plan["follows"]})
+            self.break_loader(0, "")
+            self._watch_loader()
 
     def update(self, request: dict[str, Any]) -> dict[str, Any]:
-        """A whole update as a trainer asks for it."""
+        """An update as a trainer asks for it; to its end, unless more buckets follow."""
+        num_before = self._num_calls
         self._start()
-        try:
+        with Caught() as caught:
             self.llm.update_weights({"update_info": request})
-        except Exception as error:
-            return {"error": f"{type(error).__name__}: {error}"}
+        if caught.text:
+            return {"error": caught.text}
+        if not request.get("is_last", True):
+            return {}
         self.llm.finish_weight_update()
         self.llm.reset_prefix_cache()
-        return self.look()
+        return self.look() | {"num_calls": self._num_calls - num_before}
 
     def look(self) -> dict[str, Any]:
         """Greedy tokens, and a digest of what every layer computes with."""
@@ -74,44 +80,43 @@ class Engine:
 
     def generate(self) -> dict[str, Any]:
         """The tokens, or the error that refuses them."""
-        try:
+        with Caught() as caught:
             return {"tokens": self._tokens()}
-        except Exception as error:
-            self.llm.llm_engine.abort_request(self._unfinished(), internal=True)
-            return {"error": f"{type(error).__name__}: {error}"}
+        requests = list(self.llm.llm_engine.output_processor.request_states)
+        self.llm.llm_engine.abort_request(requests, internal=True)
+        return {"error": caught.text}
 
-    def finish_without_update(self) -> dict[str, Any]:
-        """A start and a finish with nothing between them."""
+    def finish(self) -> dict[str, Any]:
+        """The end of an update, even if nothing was updated."""
         self._start()
-        try:
+        with Caught() as caught:
             self.llm.finish_weight_update()
-        except Exception as error:
-            self._worker()._weight_update_active = False
-            return {"error": f"{type(error).__name__}: {error}"}
+        return {"error": caught.text}
+
+    def break_loader(self, at_call: int, how: str) -> dict[str, Any]:
+        """The loader fails, or the process is killed, in one of its next calls; 0 repairs it."""
+        self._num_calls, self._break_at, self._break_how = 0, at_call, how
         return {}
 
-    def break_loader(self, num_calls: int, how: str) -> dict[str, Any]:
-        """The loader fails, or the process is killed, at a call from now on; 0 repairs it."""
+    def _watch_loader(self) -> None:
+        """Counts the calls of the model's loader, and breaks one of them."""
         model = self._worker().model_runner.get_model()
-        model.__dict__.pop("load_weights", None)
-        load, calls = model.load_weights, []
+        load = model.load_weights
 
-        def breaking(weights: Any) -> Any:
-            calls.append(1)
-            if len(calls) == num_calls:
-                load([next(iter(weights))])
-                if how == "kill":
-                    os.kill(os.getpid(), signal.SIGKILL)
-                raise RuntimeError("injected: the loader failed")
-            return load(weights)
+        def watched(weights: Any) -> Any:
+            self._num_calls += 1
+            if self._num_calls != self._break_at:
+                return load(weights)
+            load([next(iter(weights))])
+            if self._break_how == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise RuntimeError("injected: the loader failed")
 
-        if num_calls:
-            model.load_weights = breaking
-        return {}
+        model.load_weights = watched
 
     def _start(self) -> None:
-        from inspect import signature
-
+        if self._worker()._weight_update_active:
+            return
         if "is_checkpoint_format" in signature(self.llm.start_weight_update).parameters:  # 0.24
             self.llm.start_weight_update(is_checkpoint_format=False)
         else:
@@ -120,9 +125,6 @@ class Engine:
     def _worker(self) -> Any:
         return self.llm.llm_engine.model_executor.driver_worker.worker
 
-    def _unfinished(self) -> list[str]:
-        return list(self.llm.llm_engine.output_processor.request_states)
-
     def _tokens(self) -> list[list[int]]:
         from vllm import SamplingParams
 
@@ -130,6 +132,19 @@ class Engine:
         prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
         outputs = self.llm.generate(prompts, greedy, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+class Caught:
+    """Keeps the text of an error that is raised inside, and goes on: "" if there is none."""
+
+    text = ""
+
+    def __enter__(self) -> Caught:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> bool:
+        self.text = f"{kind.__name__}: {error}" if kind else ""
+        return kind is not None and issubclass(kind, Exception)
 
 
 def digests(model: Any) -> dict[str, str]:
@@ -141,10 +156,11 @@ def digests(model: Any) -> dict[str, str]:
     for name, tensor in tensors.items():
         found[name] = _sha(tensor)
     for name, module in model.named_modules():
-        if hasattr(module, "cpu_linear") and not module.weight.numel():
-            size = getattr(module, "input_size_per_partition", None) or module.embedding_dim
+        if hasattr(module, "cpu_linear"):
+            sizes = ("input_size_per_partition", "input_size", "embedding_dim")
+            size = next(getattr(module, size) for size in sizes if hasattr(module, size))
             identity = torch.eye(size, dtype=module.weight.dtype)
-            found[f"{name}.weight"] = _sha(module.cpu_linear(identity, module.weight, None))
+            found[f"{name} packed"] = _sha(module.cpu_linear(identity, module.weight, None))
     return found
 
 
