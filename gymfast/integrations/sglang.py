@@ -61,6 +61,7 @@ class Loader:
             record, piece = unpack(named_tensors)
         except FormatError as error:
             _log.exception("a message was refused")
+            self._refuse([str(error)], is_restored=True)
             self.status = Status("", str(error), bool(self._model.failure))
             return
         if isinstance(record.action, Piece):
@@ -89,12 +90,19 @@ class Loader:
                 self._model.flag(f"an update failed while it was loaded: {_first(errors)}")
             else:
                 self._model.unflag()
-        elif not all(errors):
-            self._model.flag(f"ranks hold different states: {_first(errors)}")
+        else:
+            self._refuse(errors, is_restored=update.is_restored)
         self._pieces.clear()
         self.status = Status(
             update_id, _first(errors), bool(self._model.failure), self._copy.root, **asdict(loaded)
         )
+
+    def _refuse(self, errors: Sequence[str], *, is_restored: bool) -> None:
+        """Flags the model if it cannot go on as before; the errors are why nothing is loaded."""
+        if not all(errors):
+            self._model.flag(f"ranks hold different states: {_first(errors)}")
+        elif is_restored and self._model.packing:
+            self._model.flag(f"weights were unpacked for a refused update: {_first(errors)}")
 
     def _stage(self, update: Update) -> None:
         """Brings the copy to the new state; the model is untouched."""
@@ -108,6 +116,11 @@ class Loader:
         if self._model.failure and not (update.is_full or is_anchor):
             raise ChainError(
                 f"the engine is flagged, send an anchor or a full update: {self._model.failure}"
+            )
+        if self._model.packing and not update.is_restored:
+            raise ChainError(
+                f"{self._model.packing} may have packed the weights, and this SGLang cannot unpack "
+                "them: use a version with /begin_weight_update"
             )
         if update.follow != self._follows:
             copy = (update.follow or InitRequest()).open()

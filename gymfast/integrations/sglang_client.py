@@ -8,6 +8,8 @@ from __future__ import annotations
 import secrets
 from typing import Any, Literal
 
+from msgspec import structs
+
 from gymfast.errors import ChainError, ChannelError
 from gymfast.integrations.sglang_http import SGLangHttp
 from gymfast.integrations.sglang_messages import (
@@ -80,6 +82,7 @@ class SGLangClient:
         for offset in range(0, len(frame), self._piece_bytes):
             piece = frame[offset : offset + self._piece_bytes]
             session.send(pack(update_id, Piece(offset), piece))
+        update = structs.replace(update, is_restored=session.is_restored)
         session.send(pack(update_id, update))
         status = self.status()
         if status.update_id not in (update_id, ""):  # "": the message could not be read
@@ -106,7 +109,12 @@ class Session:
         self._http, self._pause = http, pause
         self._protocol: Literal["session", "post_process", "plain"] = "plain"
         info = http.require("/server_info")
-        self._num_ranks, self._is_quantized = _check(http.url, info)
+        self._num_ranks = _num_ranks(http.url, info)
+
+    @property
+    def is_restored(self) -> bool:
+        """True if the server unpacked what it had packed."""
+        return self._protocol != "plain"
 
     def open(self) -> None:
         """Pauses the server and makes its weights loadable.
@@ -123,13 +131,12 @@ class Session:
             if begun.is_success:
                 self._protocol = "post_process"
                 return
-            if begun.code == 404 and not self._is_quantized:
+            if begun.code == 404:  # the loader refuses if there is anything to unpack
                 return
         self._http.require("/continue_generation", {})
         raise ChannelError(
             f"{self._http.url} cannot make its weights loadable, the answer was {begun.code}: "
-            f"{begun.text}; gymfast knows SGLang 0.5.12 to 0.5.23, quantized models from the "
-            "version with /begin_weight_update on"
+            f"{begun.text}; gymfast knows SGLang 0.5.12 to 0.5.23"
         )
 
     def send(self, payload: bytes, **more: object) -> None:
@@ -159,12 +166,11 @@ def _post_process(*, is_before: bool) -> dict[str, object]:
     return {"restore_weights_before_load": is_before, "post_process_quantization": not is_before}
 
 
-def _check(url: str, info: Any) -> tuple[int, bool]:
-    """Number of ranks, and whether the model is quantized. Raises ChannelError for a misfit."""
+def _num_ranks(url: str, info: Any) -> int:
+    """Ranks that share the model. Raises ChannelError for a server that cannot be updated."""
     try:
         num_ranks, loaders = int(info["tp_size"]), info["custom_weight_loader"] or []
         parallel = {name: int(info[name]) for name in ("dp_size", "pp_size")}
-        is_quantized = bool(info["quantization"])
     except (KeyError, TypeError, ValueError) as error:
         raise ChannelError(
             f"{url}/server_info is not that of an SGLang known here: {error!r}; gymfast knows "
@@ -175,4 +181,4 @@ def _check(url: str, info: Any) -> tuple[int, bool]:
     for name, size in parallel.items():
         if size != 1:
             raise ChannelError(f"{url} has {name} {size}: gymfast updates servers with 1 only")
-    return num_ranks, is_quantized
+    return num_ranks

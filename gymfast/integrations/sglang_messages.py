@@ -31,13 +31,15 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece"
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="update"):
     """Bring the copy to a version of a run, or apply the frame that came in pieces; then load.
 
-    With `is_full` all tensors are loaded, which heals a flagged engine.
+    With `is_full` all tensors are loaded, which heals a flagged engine. `is_restored` says that the
+    server has unpacked its weights, so that all of them have to be loaded.
     """
 
     follow: InitRequest | None = None
     version: int | None = None
     frame_bytes: int | None = None
     is_full: bool = False
+    is_restored: bool = False
 
 
 class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="confirm"):

@@ -11,7 +11,8 @@ from gymfast.errors import ChainError, CoverageError, GymfastError
 from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.live_model import Sample, moved, sample_of
 
-# Methods whose live bytes are those of the checkpoint; others pack whole modules after an update.
+# Methods whose live bytes are those of the checkpoint. Others may pack modules when an update ends,
+# also those that it did not load.
 _PLAIN_METHODS = {"NoneType", "UnquantizedLinearMethod", "UnquantizedEmbeddingMethod"}
 _log = logging.getLogger(__name__)
 
@@ -38,6 +39,17 @@ class LiveModel:
         self._names: tuple[str, ...] = ()
         self._sample: Sample = {}
 
+    @property
+    def packing(self) -> str:
+        """The name of what may pack weights; empty if all lie there as they are loaded."""
+        for module in self._model.modules():
+            method = type(getattr(module, "quant_method", None)).__name__
+            if method not in _PLAIN_METHODS:
+                return method
+            if getattr(module, "use_intel_amx_backend", False):
+                return "use_intel_amx_backend"
+        return ""
+
     def load(self, copy: CanonicalCopy, *, is_full: bool) -> Loaded:
         """Loads what changed of the copy, with all that is fused with it, or everything.
 
@@ -47,7 +59,7 @@ class LiveModel:
         import torch
 
         names, changed, before = copy.names, copy.changed(), sample_of(self._model)
-        is_plain = self._is_plain()
+        is_plain = not self.packing
         is_known = is_plain and names == self._names and before == self._sample and not self.failure
         chosen = fused_names(names, changed) if is_known and not is_full else list(names)
         if chosen:
@@ -85,10 +97,6 @@ class LiveModel:
         is_cpu = next(self._model.parameters()).device.type == "cpu"
         for name, tensor in copy.tensors(names, torch.empty(0)):
             yield name, tensor.clone() if is_cpu else tensor  # a loader may keep what it is given
-
-    def _is_plain(self) -> bool:
-        methods = (getattr(module, "quant_method", None) for module in self._model.modules())
-        return {type(method).__name__ for method in methods} <= _PLAIN_METHODS
 
     def _require_all(self, filled: Collection[str] | None) -> None:
         if filled is None:

@@ -50,13 +50,17 @@ class Handler(BaseHTTPRequestHandler):
         return
 
 
+def _model(options: dict[str, Any]) -> ToyModel:
+    return ToyModel(packs=options.get("packs", False))
+
+
 def main(source: str) -> None:
     if source:
         real = install(Path(source))
-        Handler.make_engine = lambda options: RealEngine(ToyModel(), options, real)
+        Handler.make_engine = lambda options: RealEngine(_model(options), options, real)
     else:
         sys.modules.update(install_sglang())
-        Handler.make_engine = lambda options: Engine(ToyModel(), options)
+        Handler.make_engine = lambda options: Engine(_model(options), options)
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     print(server.server_address[1], flush=True)
     server.serve_forever()

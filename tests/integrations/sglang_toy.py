@@ -65,7 +65,7 @@ class Layer(nn.Module):
 class ToyModel(nn.Module):
     """`loads` lists the names of each call of the loader; `break_after` tensors it raises."""
 
-    def __init__(self, *, tells: bool = True) -> None:
+    def __init__(self, *, tells: bool = True, packs: bool = False) -> None:
         super().__init__()
         self.model = nn.Module()
         self.model.embed_tokens = Weight(VOCAB, HIDDEN)
@@ -74,6 +74,8 @@ class ToyModel(nn.Module):
         self.lm_head = Weight(VOCAB, HIDDEN)
         self.loads: list[list[str]] = []
         self.break_after: int | None = None
+        if packs:
+            self.model.layers[0].mlp.experts.quant_method = PackingMethod()
         self._tells = tells
 
     def forward(self, tokens: Tensor) -> Tensor:

@@ -122,13 +122,44 @@ def test_each_version_gets_what_it_needs_around_an_update(
     assert calls[-1] == RESUME
 
 
-def test_a_quantized_model_that_cannot_be_restored_is_refused(start: Callable[..., Server]) -> None:
-    server = start(missing=[BEGIN, POST], info={"quantization": "fp8"})
-    with pytest.raises(ChannelError, match=r"cannot make its weights loadable.*gymfast knows"):
+@pytest.mark.parametrize("path", [BEGIN, POST])
+def test_a_server_that_cannot_make_its_weights_loadable_goes_on(
+    start: Callable[..., Server], path: str
+) -> None:
+    server = start(missing=[BEGIN] if path == POST else [], fails={path: "cannot restore"})
+    with pytest.raises(ChannelError, match=r"cannot make its weights loadable.*cannot restore"):
         SGLangClient(server.url).send(encode(None, checkpoint(0)), weight_version="1")
     seen = server.seen()
     assert not seen["is_paused"]
     assert TENSOR not in seen["calls"]
+
+
+def test_packed_weights_are_not_touched_where_they_cannot_be_unpacked(
+    start: Callable[..., Server],
+) -> None:
+    server = start(missing=[BEGIN, POST], packs=True)
+    with pytest.raises(ChainError, match=r"goes on as before.*PackingMethod may have packed"):
+        SGLangClient(server.url).send(encode(None, checkpoint(0)), weight_version="1")
+    seen = server.seen()
+    assert (seen["loads"], seen["is_paused"]) == ([], False)
+
+
+def test_packed_weights_that_were_unpacked_for_nothing_flag_the_engine(
+    start: Callable[..., Server],
+) -> None:
+    server, weights = start(packs=True), checkpoint(0)
+    client = SGLangClient(server.url)
+    client.send(encode(None, weights), weight_version="1")
+    server.seen()
+    with pytest.raises(ChainError, match="is flagged and stays paused"):
+        client.send(encode(checkpoint(8), checkpoint(9)), weight_version="2")
+    seen = server.seen()
+    assert (seen["loads"], seen["is_open"]) == ([], True)
+    new = step(weights, 1)
+    client.send(encode(weights, new), weight_version="2", is_full=True)
+    seen = server.seen()
+    assert seen["weights"] == bits(model_of(new))
+    assert (seen["is_paused"], seen["is_open"]) == (False, False)
 
 
 @pytest.mark.parametrize(

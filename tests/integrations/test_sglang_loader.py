@@ -10,7 +10,6 @@ import pytest
 import torch
 from integrations.sglang_standin import SafeUnpickler, install_sglang
 from integrations.sglang_toy import (
-    PackingMethod,
     ToyModel,
     checkpoint,
     differences,
@@ -54,10 +53,10 @@ class Engine:
         load(self.model, SafeUnpickler(io.BytesIO(payload)).load())
         return from_numbers(self.model.get_weights_by_name(STATUS, 1 << 20, tp_size=1))
 
-    def send(self, frame: bytes, *, is_full: bool = False, piece_bytes: int = 1000) -> Status:
-        for offset in range(0, len(frame), piece_bytes):
-            self.tell(Piece(offset), frame[offset : offset + piece_bytes])
-        return self.tell(Update(frame_bytes=len(frame), is_full=is_full))
+    def send(self, frame: bytes, **options: bool) -> Status:
+        for offset in range(0, len(frame), 1000):
+            self.tell(Piece(offset), frame[offset : offset + 1000])
+        return self.tell(Update(frame_bytes=len(frame), **options))
 
     def loaded(self) -> list[str]:
         """Names that the newest call of the model's loader got."""
@@ -219,12 +218,20 @@ def test_weights_that_somebody_else_changed_are_all_loaded_again(engine: Engine)
     assert differences(engine.model, model_of(new)) == []
 
 
-def test_a_model_that_is_packed_after_updates_is_always_loaded_whole(engine: Engine) -> None:
-    engine.model.model.layers[0].mlp.experts.quant_method = PackingMethod()
+@pytest.mark.parametrize("names", [ATTENTION, "none of them"])
+def test_a_model_that_is_packed_after_updates_is_always_loaded_whole(names: str) -> None:
+    engine, weights = Engine(ToyModel(packs=True)), checkpoint(0)
+    engine.send(encode(None, weights), is_restored=True)
+    new = step(weights, 1, names=names)
+    assert engine.send(encode(weights, new), is_restored=True).num_loaded == len(weights)
+    assert differences(engine.model, model_of(new)) == []
+
+
+def test_a_model_that_the_cpu_server_packs_is_always_loaded_whole(engine: Engine) -> None:
     weights = checkpoint(0)
     engine.send(encode(None, weights))
-    status = engine.send(encode(weights, step(weights, 1, names=ATTENTION)))
-    assert (status.num_changed, status.num_loaded) == (4, len(weights))
+    engine.model.model.norm.use_intel_amx_backend = True
+    assert engine.send(encode(weights, weights), is_restored=True).num_loaded == len(weights)
 
 
 def test_a_checkpoint_that_leaves_parameters_empty_flags_the_engine(engine: Engine) -> None:
