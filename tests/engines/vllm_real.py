@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from engines.vllm_run import Record, Run
 from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
 from transformers import Qwen3Config, Qwen3MoeConfig
-from vllm_run import Record, Run
 
 from gymfast.delta import encode
 
