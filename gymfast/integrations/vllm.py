@@ -127,6 +127,7 @@ class GymfastEngine:
             self._load(update_info.is_full)
         except BaseException as error:
             self.failure = f"an update failed while it was loaded: {error}"
+            self._copy.take_back_bucket()
             self._reload.close()
             raise
 

@@ -333,3 +333,13 @@ def test_a_bucket_does_not_stay_tied_to_the_memory_of_the_trainer(storeless: Wor
     storeless.weights[Q].zero_()
     storeless.update(bucket={K: storeless.weights[K]})
     assert storeless.holds(expected)
+
+
+def test_a_bucket_that_does_not_fit_the_model_does_not_stay(storeless: Worker) -> None:
+    storeless.update(bucket=storeless.weights)
+    with pytest.raises(AttributeError):
+        storeless.update(bucket={"layers.7.norm.weight": torch.ones(8)})
+    assert storeless.engine.failure
+    storeless.weights[Q] += 1
+    storeless.update(bucket={Q: storeless.weights[Q]})
+    assert storeless.holds(storeless.weights) and not storeless.engine.failure
