@@ -178,6 +178,7 @@ def test_a_failed_load_flags_the_engine_until_all_was_loaded_again(worker: Worke
     worker.model.fails_at = 2
     with pytest.raises(RuntimeError, match="injected"):
         worker.update(version=worker.publish(*worker.weights))
+    assert [parameter.data_ptr() for parameter in worker.model.parameters()] == places
     for refused in (
         worker.model,
         lambda: worker.model.compute_logits(torch.zeros(1)),
@@ -266,6 +267,22 @@ def test_a_loader_that_fills_something_else_than_before_is_an_error(worker: Work
     with pytest.raises(CoverageError, match=r"other parameters.*layers.1.norm.weight"):
         worker.update(version=worker.publish(Q))
     assert worker.engine.failure
+
+
+def test_a_loader_may_keep_and_change_what_it_is_given(worker: Worker) -> None:
+    load = worker.model.load_weights
+
+    def keeping(weights):
+        pairs = list(weights)
+        filled = load(pairs)
+        for _, tensor in pairs:
+            tensor.zero_()
+        return filled
+
+    worker.model.load_weights = keeping
+    worker.update(version=0)
+    worker.update(version=worker.publish(Q))
+    assert worker.holds(worker.weights)
 
 
 def test_a_parameter_that_vllm_moved_is_an_error(worker: Worker) -> None:
