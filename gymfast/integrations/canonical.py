@@ -14,6 +14,7 @@ from safetensors import SafetensorError, deserialize
 from gymfast.delta import State, Tensor, apply, as_tensor, inspect, restore
 from gymfast.delta.memory import CPU
 from gymfast.delta.records import Digest
+from gymfast.delta.state import Slot
 from gymfast.delta.tensors import like
 from gymfast.errors import ChainError, FormatError
 from gymfast.sync import LiveTarget, Subscriber
@@ -34,6 +35,7 @@ class CanonicalCopy:
         self._target: LiveTarget | None = None
         self._subscriber: Subscriber | None = None
         self._waiting: dict[str, Tensor] = {}
+        self._before_bucket: dict[str, Slot] | None = None
         self._loaded: dict[str, _Mark] = {}
 
     @classmethod
@@ -96,6 +98,7 @@ class CanonicalCopy:
         frame is damaged or made for another base.
         """
         self._require_own("a frame")
+        self._before_bucket = None
         if inspect(frame).base_root.hex() == EMPTY_ROOT:  # an anchor
             restore(self._own, frame, allow_new_names=True)
         else:
@@ -109,12 +112,19 @@ class CanonicalCopy:
         self._require_own("a bucket")
         self._waiting |= {n: as_tensor(v, n).copy(CPU) for n, v in tensors.items()}
         if is_last:
+            self._before_bucket = dict(self._own.slots)
             self._own.add_all(self._waiting)
             self._waiting = {}
 
     def drop_waiting(self) -> None:
         """Forgets the buckets whose last one did not come."""
         self._waiting = {}
+
+    def take_back_bucket(self) -> None:
+        """Holds again what it held before the newest buckets, unless these were loaded."""
+        if self._before_bucket is not None:
+            self._own.slots = self._before_bucket
+            self._before_bucket = None
 
     def changed(self) -> list[str]:
         """Names whose bytes are not those that the engine holds, removed ones too.
@@ -129,6 +139,7 @@ class CanonicalCopy:
     def mark_loaded(self) -> None:
         """The engine holds all of it now."""
         self._loaded = self._marks()
+        self._before_bucket = None
 
     def tensors(self, names: Iterable[str], sample: Any) -> Iterable[tuple[str, Any]]:
         """Pairs of name and tensor of the sort of `sample`, sharing the memory of the copy."""

@@ -54,7 +54,7 @@ def check_api() -> None:
 def _known() -> str:
     from vllm import __version__
 
-    return f"found vLLM {__version__}, gymfast knows 0.24 to 0.33: install one of these"
+    return f"found vLLM {__version__}, gymfast knows the API of 0.24 to 0.32: install one"
 
 
 class GymfastEngine:
@@ -92,7 +92,7 @@ class GymfastEngine:
         return UpdateRequest(**update_dict)
 
     def init_transfer_engine(self, init_info: InitRequest) -> None:
-        """Follows the run that is named; the next update loads everything."""
+        """Follows the run that is named, or none; the next update loads everything."""
         copy = init_info.open()
         self._copy.close()
         self._copy = copy
@@ -127,6 +127,7 @@ class GymfastEngine:
             self._load(update_info.is_full)
         except BaseException as error:
             self.failure = f"an update failed while it was loaded: {error}"
+            self._copy.take_back_bucket()
             self._reload.close()
             raise
 
@@ -140,7 +141,7 @@ class GymfastEngine:
         return
 
     def shutdown(self) -> None:
-        self._copy.close()
+        self.init_transfer_engine(InitRequest())
 
     def _load(self, is_full: bool) -> None:
         """Loads what changed, in whole groups; everything if it is not known what is live."""

@@ -14,13 +14,6 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-os.environ |= {
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-}
 PROMPTS = [[1, 2, 3, 4, 5], [400, 7, 99], list(range(40, 72))]
 
 
@@ -172,4 +165,11 @@ def _sha(tensor: Any) -> str:
 
 
 if __name__ == "__main__":
+    os.environ |= {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }
     main(json.loads(Path(sys.argv[1]).read_text()))
