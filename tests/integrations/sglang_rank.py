@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from integrations.sglang_standin import deserialize, install_sglang
+from integrations.sglang_stand_in import deserialize, install_sglang
 from integrations.sglang_toy import ToyModel
 
 from gymfast.integrations.sglang import load

@@ -18,12 +18,13 @@ import types
 import zipfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
+from inspect import signature
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from integrations.sglang_standin import Engine
+from integrations.sglang_stand_in import Engine
 
 VERSION = "0.5.23"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
@@ -84,6 +85,8 @@ class _Stub(types.ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         value = MagicMock(name=f"{self.__name__}.{name}")
+        if name.endswith("_enabled"):  # a kernel that would forbid updates
+            value.return_value = False
         setattr(self, name, value)
         return value
 
@@ -139,8 +142,6 @@ def install(source: Path) -> dict[str, Any]:
     utils = importlib.import_module("sglang.srt.utils")
     utils.dynamic_import = common["dynamic_import"]
     utils.MultiprocessingSerializer = common["MultiprocessingSerializer"]
-    kernels = importlib.import_module("sglang.kernels.ops.gemm.bf16_fp32")
-    kernels.hpc_bf16xfp32_gemm_enabled = lambda: False
     requests = importlib.import_module(REQUESTS)
     for name in ("UpdateWeightsFromTensor", "BeginWeightUpdate", "EndWeightUpdate"):
         setattr(requests, f"{name}ReqOutput", types.SimpleNamespace)
@@ -182,7 +183,12 @@ class RealEngine(Engine):
             weight_update_runners=lambda: [("target", runner)],
             deserialize_own_rank=lambda payloads: self.deserialize(payloads[0]),
         )
-        self.manager = self._real["SchedulerWeightUpdaterManager"](
+        manager = self._real["SchedulerWeightUpdaterManager"]
+        group: dict[str, Any] = {}
+        if "tp_cpu_group" in signature(manager).parameters:  # until 0.5.21
+            group["tp_cpu_group"] = torch.distributed.group.WORLD
+        self.manager = manager(
+            **group,
             tp_worker=worker,
             draft_worker=None,
             memory_saver_adapter=None,
@@ -193,4 +199,4 @@ class RealEngine(Engine):
 
     @property
     def is_open(self) -> bool:
-        return self.manager._session is not None
+        return getattr(self.manager, "_session", None) is not None  # none before 0.5.21

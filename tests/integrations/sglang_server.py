@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from integrations.sglang_real import RealEngine, install
-from integrations.sglang_standin import Engine, install_sglang
+from integrations.sglang_stand_in import Engine, install_sglang
 from integrations.sglang_toy import ToyModel
 
 

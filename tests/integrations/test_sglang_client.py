@@ -96,7 +96,7 @@ def test_one_flush_and_one_version_at_the_end_of_many_pieces(start: Callable[...
     client.send(frame, weight_version="step-7")
     seen = server.seen()
     pieces = [TENSOR] * 3
-    last = f"{TENSOR}:step-7:flush"
+    last = f"{TENSOR}:flush:step-7"
     calls = ["/server_info", PAUSE, BEGIN, *pieces, TENSOR, WEIGHTS, last, END, RESUME]
     assert seen["calls"] == calls
     assert seen["weights"] == bits(model_of(checkpoint(0)))

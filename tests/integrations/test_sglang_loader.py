@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from integrations.sglang_standin import SafeUnpickler, install_sglang
+from integrations.sglang_stand_in import SafeUnpickler, install_sglang
 from integrations.sglang_toy import (
     ToyModel,
     checkpoint,

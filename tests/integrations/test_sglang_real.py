@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from integrations import sglang_standin
+from integrations import sglang_stand_in
 from integrations.sglang_real import (
     COMMON,
     EXPORTER,
@@ -45,7 +45,7 @@ pytestmark = pytest.mark.ci
 def test_the_stand_in_has_the_signatures_of_the_real_classes(
     sglang_source: Path, module: str, name: str, methods: list[str]
 ) -> None:
-    stand_in = Path(sglang_standin.__file__)
+    stand_in = Path(sglang_stand_in.__file__)
     for method in methods:
         expected = parameters_of(path_of(sglang_source, module), name, method)
         assert parameters_of(stand_in, name, method) == expected

@@ -196,7 +196,7 @@ class Engine:
             answer = _answer(self._update_without_session(request))
         else:
             answer = _answer(self.manager.update_weights_from_tensor(request))
-        self.calls[-1] = ":".join([self.calls[-1], *self.scheduler.notes])
+        self.calls[-1] = ":".join([self.calls[-1], *sorted(self.scheduler.notes)])
         return answer
 
     def _update_without_session(self, request: Any) -> Any:
