@@ -38,6 +38,7 @@ class LiveModel:
         self._model = model
         self._names: tuple[str, ...] = ()
         self._sample: Sample = {}
+        self._own_forward: Any = None
 
     @property
     def packing(self) -> str:
@@ -78,6 +79,8 @@ class LiveModel:
 
     def flag(self, failure: str) -> None:
         """From here on the model refuses to run."""
+        if not self.failure:
+            self._own_forward = vars(self._model).get("forward")  # such as a compiled one
         self.failure = failure
 
         def refuse(*_arguments: Any, **_options: Any) -> None:
@@ -90,6 +93,8 @@ class LiveModel:
         if self.failure:
             self.failure = ""
             del self._model.forward
+            if self._own_forward is not None:
+                self._model.forward = self._own_forward
 
     def _tensors(self, copy: CanonicalCopy, names: Iterable[str]) -> Iterable[tuple[str, Any]]:
         import torch

@@ -50,7 +50,8 @@ class Engine:
 
     def tell(self, action: Piece | Update | Confirm, piece: bytes | None = None) -> Status:
         payload = pack("an update", action, piece)
-        load(self.model, SafeUnpickler(io.BytesIO(payload)).load())
+        with torch.inference_mode():  # as SGLang's scheduler runs
+            load(self.model, SafeUnpickler(io.BytesIO(payload)).load())
         return from_numbers(self.model.get_weights_by_name(STATUS, 1 << 20, tp_size=1))
 
     def send(self, frame: bytes, **options: bool) -> Status:
@@ -206,6 +207,18 @@ def test_a_load_that_fails_flags_the_engine_until_it_is_healed(
     expected, tokens = model_of(newest), torch.arange(3)
     assert differences(engine.model, expected) == []
     assert torch.equal(engine.model.forward(tokens), expected.forward(tokens))
+
+
+def test_a_forward_of_the_engine_is_put_back_when_the_model_is_healed(engine: Engine) -> None:
+    weights = checkpoint(0)
+    engine.model.forward = compiled = lambda tokens: tokens
+    for broken in (0, 1):
+        engine.model.break_after = broken
+        assert engine.send(encode(None, weights)).is_flagged
+        assert engine.model.forward is not compiled
+    engine.model.break_after = None
+    engine.send(encode(None, weights))
+    assert engine.model.forward is compiled
 
 
 def test_weights_that_somebody_else_changed_are_all_loaded_again(engine: Engine) -> None:
