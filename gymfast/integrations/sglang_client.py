@@ -71,9 +71,15 @@ class SGLangClient:
         return self._update(update, weight_version, frame)
 
     def status(self) -> Status:
-        """What became of the newest update. Raises ChannelError, FormatError if none is told."""
+        """What became of the newest update; with data-parallel attention each group tells it.
+
+        Raises ChannelError, FormatError if none is told.
+        """
         query = {"name": STATUS, "truncate_size": _MAX_STATUS_BYTES}
-        return from_numbers(self._http.require("/get_weights_by_name", query))
+        answer = self._http.require("/get_weights_by_name", query)
+        is_nested = isinstance(answer, list) and any(isinstance(part, list) for part in answer)
+        statuses = [from_numbers(part) for part in (answer if is_nested else [answer])]
+        return next((status for status in statuses if status.error), statuses[0])
 
     def _update(self, update: Update, weight_version: str, frame: bytes) -> Status:
         session = Session(self._http, self._pause)

@@ -104,12 +104,13 @@ def to_numbers(status: Status) -> list[float]:
     return [float(byte) for byte in msgspec.json.encode(status)]
 
 
-def from_numbers(numbers: Sequence[float]) -> Status:
-    """The status behind the numbers. Raises FormatError if they are none."""
+def from_numbers(numbers: Any) -> Status:
+    """The status behind the list of numbers. Raises FormatError for anything else."""
     try:
         return _decode(bytes(int(number) for number in numbers), Status)
     except (TypeError, ValueError) as error:
-        raise FormatError(f"{len(numbers)} numbers are no status of gymfast: {error}") from error
+        found = repr(numbers)[:100]
+        raise FormatError(f"the answer {found} is no status of gymfast: {error}") from error
 
 
 class _Protocol(msgspec.Struct, frozen=True):

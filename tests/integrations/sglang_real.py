@@ -33,7 +33,8 @@ MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
 BUCKET = "sglang.srt.weight_sync.tensor_bucket"
 COMMON, REQUESTS = "sglang.srt.utils.common", "sglang.srt.managers.io_struct"
 HTTP = "sglang.srt.entrypoints.http_server"
-FILES = (UPDATER, EXPORTER, MANAGER, BUCKET, COMMON, REQUESTS, HTTP)
+PARALLEL, MODEL = (f"sglang.srt.arg_groups.fields.{name}" for name in ("parallel", "model"))
+FILES = (UPDATER, EXPORTER, MANAGER, BUCKET, COMMON, REQUESTS, HTTP, PARALLEL, MODEL)
 TAKEN_FROM_COMMON = {
     "_safe_load_torch_storage",
     "SafeUnpickler",

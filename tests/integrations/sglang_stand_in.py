@@ -209,7 +209,9 @@ class Engine:
 
     def do_get_weights_by_name(self, body: dict[str, Any]) -> tuple[int, Any]:
         value = self.exporter.get_weights_by_name(body["name"], body["truncate_size"])
-        return (200, value) if value is not None else (400, {"message": "failed"})
+        if value is None:
+            return 400, {"message": "failed"}
+        return 200, [value] * self.options["num_groups"] if "num_groups" in self.options else value
 
     def do_model_info(self, body: dict[str, Any]) -> tuple[int, Any]:
         return 200, {"weight_version": self.scheduler.weight_version}

@@ -14,7 +14,7 @@ import torch
 from integrations.sglang_toy import ToyModel, checkpoint, model_of, step
 
 from gymfast.delta import encode
-from gymfast.errors import ChainError, ChannelError
+from gymfast.errors import ChainError, ChannelError, FormatError
 from gymfast.integrations.sglang_client import SGLangClient
 from gymfast.integrations.sglang_http import SGLangHttp
 from gymfast.integrations.update_request import InitRequest
@@ -242,6 +242,24 @@ def test_an_answer_of_failure_is_passed_on_and_the_update_can_be_repeated(
     seen = server.seen()
     assert seen["weights"] == bits(model_of(weights))
     assert (seen["is_paused"], seen["is_open"]) == (False, False)
+
+
+def test_groups_of_data_parallel_attention_each_tell_the_outcome(
+    start: Callable[..., Server],
+) -> None:
+    client = SGLangClient(start(num_groups=2).url)
+    assert client.send(encode(None, checkpoint(0)), weight_version="1").num_loaded > 0
+    with pytest.raises(ChainError, match="goes on as before"):
+        client.send(encode(checkpoint(1), checkpoint(2)), weight_version="2")
+
+
+@pytest.mark.parametrize("answer", [[1.0, 2.0], [], "text", [None], [[1.0], None]])
+def test_an_answer_that_is_no_status_is_refused(
+    answer: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SGLangHttp, "require", lambda *_: answer)
+    with pytest.raises(FormatError, match=r"no status of gymfast|are no Status"):
+        SGLangClient("http://host").status()
 
 
 def test_an_engine_that_restarted_refuses_a_delta_and_takes_the_run(

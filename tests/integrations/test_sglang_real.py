@@ -13,6 +13,8 @@ from integrations.sglang_real import (
     EXPORTER,
     HTTP,
     MANAGER,
+    MODEL,
+    PARALLEL,
     REQUESTS,
     UPDATER,
     definitions_of_common,
@@ -87,6 +89,21 @@ def test_the_server_has_the_endpoints_that_the_client_calls(sglang_source: Path)
         "continue_generation",
     ):
         assert re.search(rf'@app\.(get|post|api_route)\("/{path}"', text), path
+
+
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [
+        (PARALLEL, "tp_size"),
+        (PARALLEL, "dp_size"),
+        (PARALLEL, "pp_size"),
+        (MODEL, "custom_weight_loader"),
+    ],
+)
+def test_the_server_tells_what_the_client_asks_about_it(
+    sglang_source: Path, module: str, name: str
+) -> None:
+    assert re.search(rf"^    {name}: ", path_of(sglang_source, module).read_text(), re.MULTILINE)
 
 
 def test_an_open_session_is_told_in_the_words_that_the_client_looks_for(
