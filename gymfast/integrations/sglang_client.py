@@ -6,7 +6,7 @@ See docs/integrations/sglang.md.
 from __future__ import annotations
 
 import secrets
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec import structs
 
@@ -19,11 +19,12 @@ from gymfast.integrations.sglang_messages import (
     Status,
     Update,
     from_numbers,
+    named_tensors,
     pack,
 )
+from gymfast.integrations.sglang_session import Group, Session
 from gymfast.integrations.update_request import InitRequest
 
-LOADER = "gymfast.integrations.sglang.load"
 _MAX_STATUS_BYTES = 1 << 20
 
 
@@ -70,6 +71,17 @@ class SGLangClient:
         update = Update(frame_bytes=len(frame), is_full=is_full)
         return self._update(update, weight_version, frame)
 
+    def broadcast(
+        self, frame: bytes, group: Group, *, weight_version: str, is_full: bool = False
+    ) -> Status:
+        """The same as `send`; the frame goes to all ranks at once over a process group.
+
+        Needs SGLang 0.5.21 or newer. An engine that refuses a piece before it receives it leaves
+        the group waiting: make a new one. Raises what `pull` raises, and what the group raises.
+        """
+        update = Update(frame_bytes=len(frame), is_full=is_full)
+        return self._update(update, weight_version, frame, group)
+
     def status(self) -> Status:
         """What became of the newest update; with data-parallel attention each group tells it.
 
@@ -81,13 +93,18 @@ class SGLangClient:
         statuses = [from_numbers(part) for part in (answer if is_nested else [answer])]
         return next((status for status in statuses if status.error), statuses[0])
 
-    def _update(self, update: Update, weight_version: str, frame: bytes) -> Status:
+    def _update(
+        self, update: Update, weight_version: str, frame: bytes, group: Group | None = None
+    ) -> Status:
         session = Session(self._http, self._pause)
         update_id = secrets.token_hex(8)
         session.open()
         for offset in range(0, len(frame), self._piece_bytes):
             piece = frame[offset : offset + self._piece_bytes]
-            session.send(pack(update_id, Piece(offset), piece))
+            if group is None:
+                session.send(pack(update_id, Piece(offset), piece))
+            else:
+                session.broadcast(named_tensors(update_id, Piece(offset), piece), group)
         update = structs.replace(update, is_restored=session.is_restored)
         session.send(pack(update_id, update))
         status = self.status()
@@ -105,86 +122,3 @@ class SGLangClient:
             outcome = "is flagged and stays paused" if status.is_flagged else "goes on as before"
             raise ChainError(f"{self._http.url} {outcome}: {status.error}")
         return status
-
-
-class Session:
-    """From pause to resume; how SGLang wants it depends on its version, which is found out."""
-
-    def __init__(self, http: SGLangHttp, pause: str) -> None:
-        """Asks the server what it is. Raises ChannelError for one that cannot be updated."""
-        self._http, self._pause = http, pause
-        self._protocol: Literal["session", "post_process", "plain"] = "plain"
-        info = http.require("/server_info")
-        self._num_ranks = _num_ranks(http.url, info)
-
-    @property
-    def is_restored(self) -> bool:
-        """True if the server unpacked what it had packed."""
-        return self._protocol != "plain"
-
-    def open(self) -> None:
-        """Pauses the server and makes its weights loadable.
-
-        Raises ChannelError for a version that cannot do that; the server then goes on.
-        """
-        self._http.require("/pause_generation", {"mode": self._pause})
-        begun = self._http.call("/begin_weight_update", {"selector": "target"})
-        if begun.is_success or "already open" in begun.text:  # left open by an update that failed
-            self._protocol = "session"
-            return
-        if begun.code == 404:
-            begun = self._http.call("/post_process_weights", _post_process(is_before=True))
-            if begun.is_success:
-                self._protocol = "post_process"
-                return
-            if begun.code == 404:  # the loader refuses if there is anything to unpack
-                return
-        self._http.require("/continue_generation", {})
-        raise ChannelError(
-            f"{self._http.url} cannot make its weights loadable, the answer was {begun.code}: "
-            f"{begun.text}; gymfast knows SGLang 0.5.12 to 0.5.23"
-        )
-
-    def send(self, payload: bytes, **more: object) -> None:
-        """One message to all ranks. Raises ChannelError for an answer of failure."""
-        fields: dict[str, object] = {
-            "serialized_named_tensors": [payload] * self._num_ranks,
-            "load_format": LOADER,
-            "flush_cache": False,
-        }
-        # A draft model has other tensors than the run.
-        if self._protocol == "session":
-            fields["selector"] = "target"
-        else:
-            fields["disable_draft_model"] = True
-        self._http.require("/update_weights_from_tensor", fields | more)
-
-    def close(self) -> None:
-        """Makes the weights usable and lets the server go on. Raises ChannelError."""
-        if self._protocol == "session":
-            self._http.require("/end_weight_update", {})
-        elif self._protocol == "post_process":
-            self._http.require("/post_process_weights", _post_process(is_before=False))
-        self._http.require("/continue_generation", {})
-
-
-def _post_process(*, is_before: bool) -> dict[str, object]:
-    return {"restore_weights_before_load": is_before, "post_process_quantization": not is_before}
-
-
-def _num_ranks(url: str, info: Any) -> int:
-    """Ranks that share the model. Raises ChannelError for a server that cannot be updated."""
-    try:
-        num_ranks, loaders = int(info["tp_size"]), info["custom_weight_loader"] or []
-        parallel = {name: int(info[name]) for name in ("dp_size", "pp_size")}
-    except (KeyError, TypeError, ValueError) as error:
-        raise ChannelError(
-            f"{url}/server_info is not that of an SGLang known here: {error!r}; gymfast knows "
-            "0.5.12 to 0.5.23"
-        ) from error
-    if LOADER not in loaders:
-        raise ChannelError(f"{url} was started without --custom-weight-loader {LOADER}: add it")
-    for name, size in parallel.items():
-        if size != 1:
-            raise ChannelError(f"{url} has {name} {size}: gymfast updates servers with 1 only")
-    return num_ranks

@@ -15,6 +15,7 @@ import msgspec
 from gymfast.errors import FormatError
 from gymfast.integrations.update_request import InitRequest
 
+LOADER = "gymfast.integrations.sglang.load"
 PROTOCOL = 1
 RECORD = "gymfast.record"
 PIECE = "gymfast.piece"
@@ -66,21 +67,28 @@ class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     num_loaded: int = 0
 
 
-def pack(update_id: str, action: Piece | Update | Confirm, piece: bytes | None = None) -> bytes:
-    """The message as SGLang's unpickler accepts it: a plain pickle of named CPU tensors."""
+def named_tensors(
+    update_id: str, action: Piece | Update | Confirm, piece: bytes | None = None
+) -> list[tuple[str, Any]]:
+    """The message as named CPU tensors of uint8."""
     record = msgspec.json.encode(Record(PROTOCOL, update_id, action))
     named = [(RECORD, _tensor(record))]
     if piece is not None:
         named.append((PIECE, _tensor(piece)))
-    return dumps(named)
+    return named
 
 
-def unpack(named_tensors: Sequence[tuple[str, Any]]) -> tuple[Record, bytes]:
+def pack(update_id: str, action: Piece | Update | Confirm, piece: bytes | None = None) -> bytes:
+    """The message as SGLang's unpickler accepts it: a plain pickle of named CPU tensors."""
+    return dumps(named_tensors(update_id, action, piece))
+
+
+def unpack(named: Sequence[tuple[str, Any]]) -> tuple[Record, bytes]:
     """The record and the bytes that came with it.
 
     Raises FormatError for anything that is not a message of this protocol.
     """
-    parts = {str(name): _bytes_of(name, tensor) for name, tensor in named_tensors}
+    parts = {str(name): _bytes_of(name, tensor) for name, tensor in named}
     unknown = sorted(parts.keys() - {RECORD, PIECE})
     if RECORD not in parts or unknown:
         raise FormatError(

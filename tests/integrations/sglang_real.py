@@ -26,6 +26,8 @@ from unittest.mock import MagicMock
 import torch
 from integrations.sglang_stand_in import Engine
 
+from gymfast.integrations.sglang_plugin import register
+
 VERSION = "0.5.23"
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater"
 EXPORTER = "sglang.srt.model_executor.model_runner_components.weight_exporter"
@@ -34,12 +36,15 @@ BUCKET = "sglang.srt.weight_sync.tensor_bucket"
 COMMON, REQUESTS = "sglang.srt.utils.common", "sglang.srt.managers.io_struct"
 HTTP = "sglang.srt.entrypoints.http_server"
 PARALLEL, MODEL = (f"sglang.srt.arg_groups.fields.{name}" for name in ("parallel", "model"))
-FILES = (UPDATER, EXPORTER, MANAGER, BUCKET, COMMON, REQUESTS, HTTP, PARALLEL, MODEL)
+HOOKS = "sglang.srt.plugins.hook_registry"
+RUN = (UPDATER, EXPORTER, MANAGER, BUCKET, HOOKS)
+FILES = (*RUN, COMMON, REQUESTS, HTTP, PARALLEL, MODEL)
 TAKEN_FROM_COMMON = {
     "_safe_load_torch_storage",
     "SafeUnpickler",
     "MultiprocessingSerializer",
     "dynamic_import",
+    "init_custom_process_group",
 }
 
 
@@ -99,7 +104,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name.partition(".")[0] != "sglang":
             return None
-        if name in (UPDATER, EXPORTER, MANAGER, BUCKET):
+        if name in RUN:
             return importlib.util.spec_from_file_location(name, path_of(self._source, name))
         return ModuleSpec(name, self, is_package=True)
 
@@ -121,6 +126,7 @@ def definitions_of_common(file: Path) -> dict[str, Any]:
         "torch": torch,
         "importlib": importlib,
         "pybase64": base64,
+        "torch_release": (2, 6),  # or newer: which name an option has
     }
     exec(compile(tree, COMMON, "exec"), names)
     return names
@@ -142,10 +148,16 @@ def install(source: Path) -> dict[str, Any]:
     importlib.import_module("sglang.srt.distributed").get_tp_group = lambda: group
     utils = importlib.import_module("sglang.srt.utils")
     utils.dynamic_import = common["dynamic_import"]
+    utils.init_custom_process_group = common["init_custom_process_group"]
+    network = importlib.import_module("sglang.srt.utils.network")
+    network.NetworkAddress = _Address
     utils.MultiprocessingSerializer = common["MultiprocessingSerializer"]
     requests = importlib.import_module(REQUESTS)
-    for name in ("UpdateWeightsFromTensor", "BeginWeightUpdate", "EndWeightUpdate"):
+    for name in ("UpdateWeightsFromTensor", "UpdateWeightsFromDistributed", "BeginWeightUpdate"):
         setattr(requests, f"{name}ReqOutput", types.SimpleNamespace)
+    requests.EndWeightUpdateReqOutput = types.SimpleNamespace
+    register()
+    importlib.import_module(HOOKS).HookRegistry.apply_hooks()
     return common | {
         name: getattr(importlib.import_module(module), name)
         for module, name in (
@@ -154,6 +166,14 @@ def install(source: Path) -> dict[str, Any]:
             (MANAGER, "SchedulerWeightUpdaterManager"),
         )
     }
+
+
+class _Address:
+    def __init__(self, host: str, port: int) -> None:
+        self._text = f"tcp://{host}:{port}"
+
+    def to_tcp(self) -> str:
+        return self._text
 
 
 class RealEngine(Engine):
@@ -197,6 +217,16 @@ class RealEngine(Engine):
             is_fully_idle=lambda: True,
             scheduler=self.scheduler,
         )
+
+    def do_init_weights_update_group(self, body: dict[str, Any]) -> tuple[int, Any]:
+        success, message = self.updater.init_weights_update_group(**body)
+        return 200 if success else 400, {"success": success, "message": message}
+
+    def do_update_weights_from_distributed(self, body: dict[str, Any]) -> tuple[int, Any]:
+        request = types.SimpleNamespace(**{"load_format": None, "weight_version": None} | body)
+        output = self.manager.update_weights_from_distributed(request)
+        code = 200 if output.success else 400
+        return code, {"success": output.success, "message": output.message}
 
     @property
     def is_open(self) -> bool:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from integrations.sglang_process import Server
 from integrations.sglang_toy import ToyModel, checkpoint, model_of, step
 
 from gymfast.delta import encode
@@ -23,35 +22,6 @@ from gymfast.sync import Publisher
 TENSOR, WEIGHTS = "/update_weights_from_tensor", "/get_weights_by_name"
 BEGIN, END, POST = "/begin_weight_update", "/end_weight_update", "/post_process_weights"
 PAUSE, RESUME = "/pause_generation:retract", "/continue_generation"
-
-
-class Server:
-    """A stand-in of a server in another process, around the real files if it has their folder."""
-
-    def __init__(self, source: Path | str) -> None:
-        command = [sys.executable, "-m", "integrations.sglang_server", source]
-        tests = Path(__file__).parents[1]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tests)
-        assert self.process.stdout is not None
-        self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
-        self._http = SGLangHttp(self.url, api_key=None, timeout_s=60)
-
-    def reset(self, **options: Any) -> Server:
-        """The server with a new engine, as after a restart."""
-        self._http.require("/reset", options)
-        return self
-
-    def seen(self, **settings: Any) -> dict[str, Any]:
-        """What happened since the last time; `settings` break something from here on."""
-        return self._http.require("/test", settings)
-
-    @property
-    def weight_version(self) -> str:
-        return self._http.require("/model_info", {})["weight_version"]
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
 
 
 @pytest.fixture(
