@@ -224,6 +224,7 @@ class Engine:
         seen = {
             "calls": self.calls[:-1],
             "loads": self.model.loads,
+            "updater": type(self.updater).__module__,
             "is_paused": self.is_paused,
             "is_open": self.is_open,
             "weights": {name: value.tolist() for name, value in bits.items()},

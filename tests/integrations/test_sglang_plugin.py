@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from integrations.sglang_process import Server
-from integrations.sglang_real import COMMON, definitions_of_common, path_of
+from integrations.sglang_real import COMMON, UPDATER, definitions_of_common, path_of
 from integrations.sglang_toy import checkpoint, model_of, step
 
 from gymfast.delta import encode
@@ -94,6 +94,7 @@ def test_frames_are_broadcast_to_the_real_updater(server: Server, group: Group) 
         client.broadcast(encode(weights, new), group, weight_version=str(version))
         weights = new
     seen = server.seen()
+    assert seen["updater"] == UPDATER
     parameters = model_of(weights).named_parameters()
     assert seen["weights"] == {n: v.view(torch.int16).tolist() for n, v in parameters}
     assert seen["calls"].count("/update_weights_from_distributed") > 4

@@ -36,7 +36,7 @@ def run(folder: Path, steps: list[dict[str, Any]]) -> list[list[dict[str, Any]]]
         )
         for rank in range(2)
     ]
-    return [json.loads(rank.communicate()[0]) for rank in ranks]
+    return [json.loads(rank.communicate(timeout=200)[0]) for rank in ranks]
 
 
 def bits(weights: dict[str, torch.Tensor]) -> dict[str, Any]:
