@@ -64,16 +64,18 @@ class Loader:
             self._refuse([str(error)], is_restored=True)
             self.status = Status("", str(error), bool(self._model.failure))
             return
-        if isinstance(record.action, Piece):
-            self._keep(record.action.offset, piece)
-        elif isinstance(record.action, Update):
-            self._update(record.update_id, record.action)
+        action = record.action
+        if isinstance(action, Piece):
+            _error_of(lambda: self._keep(action.offset, piece))  # the update finds too few bytes
+        elif isinstance(action, Update):
+            self._update(record.update_id, action)
 
     def _keep(self, offset: int, piece: bytes) -> None:
         if offset == 0:
             self._pieces.clear()
-        if offset == len(self._pieces):  # otherwise the update finds too few bytes
-            self._pieces += piece
+        if offset != len(self._pieces):
+            raise FormatError(f"a piece at {offset} came when {len(self._pieces)} bytes were here")
+        self._pieces += piece
 
     def _update(self, update_id: str, update: Update) -> None:
         """Two steps, each ended by all ranks together: if one cannot follow, none loads."""
