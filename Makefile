@@ -87,7 +87,7 @@ $(ENGINES_INSTALLED): $(VENV)/.created
 $(ENGINES)/.gymfast: $(ENGINES_INSTALLED) $(VENV)/.group-build pyproject.toml CMakeLists.txt $(CPP) $(shell find gymfast -name '*.py')
 	@echo 'installing a wheel of this checkout into $(ENGINES)'
 	@mkdir -p build && rm -rf build/engines
-	@$(LOCK) $(PIP) wheel -qq --no-build-isolation --no-deps -w build/engines . -C cmake.define.GYMFAST_CUDA=OFF
+	@$(LOCK) $(PIP) wheel -qq --no-build-isolation --no-deps -w build/engines . --config-settings=cmake.define.GYMFAST_CUDA=OFF
 	@$(ENGINES)/bin/python -m pip install -qq --force-reinstall --no-deps build/engines/*.whl
 	@touch $@
 
