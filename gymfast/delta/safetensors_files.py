@@ -87,7 +87,7 @@ class Checkpoint:
             files = [resolve_shard(path, n) for n in index.files] if index else [_single_file(path)]
             shards: list[Shard] = []
             try:
-                shards.extend(_open_shard(file) for file in files)
+                shards.extend(open_shard(file) for file in files)
                 checkpoint = cls(path, shards, index)
                 if index is not None:
                     index.check(checkpoint)
@@ -202,7 +202,7 @@ def read_index(directory: Path) -> Index | None:
             f"{path}: no table 'weight_map' of tensor names: no index of a checkpoint"
         )
     for name, file in weight_map.items():
-        if not isinstance(file, str) or not _is_plain(file, SUFFIX):
+        if not isinstance(file, str) or not is_plain(file, SUFFIX):
             raise FormatError(
                 f"{path}: tensor {name!r} is in {file!r}, expected the plain name of a "
                 f"{SUFFIX} file in this directory"
@@ -217,7 +217,7 @@ def resolve_shard(directory: Path, name: str, *, suffix: str = SUFFIX) -> Path:
     A symbolic link may lead to another file in it, or to the blobs of a Hugging Face cache.
     Raises FormatError if it leads elsewhere or the name is not plain.
     """
-    if not _is_plain(name, suffix):
+    if not is_plain(name, suffix):
         raise FormatError(f"{directory}: {name!r} is not the plain name of a {suffix} file")
     path = directory / name
     if path.is_symlink():
@@ -231,7 +231,8 @@ def resolve_shard(directory: Path, name: str, *, suffix: str = SUFFIX) -> Path:
     return path
 
 
-def _is_plain(name: str, suffix: str) -> bool:
+def is_plain(name: str, suffix: str) -> bool:
+    """Whether a name is that of a visible file with this suffix, and no path."""
     is_path = "/" in name or "\\" in name or name.startswith(".")
     return name.endswith(suffix) and not is_path and name.isprintable() and len(name) <= 255
 
@@ -239,7 +240,7 @@ def _is_plain(name: str, suffix: str) -> bool:
 def _single_file(path: Path) -> Path:
     if not path.is_dir():
         return path
-    found = sorted(p.name for p in path.iterdir() if _is_plain(p.name, SUFFIX))
+    found = sorted(p.name for p in path.iterdir() if is_plain(p.name, SUFFIX))
     if not found:
         raise NotFoundError(f"{path}: no *{INDEX_SUFFIX} and no *{SUFFIX} file in this directory")
     if len(found) > 1:
@@ -250,7 +251,12 @@ def _single_file(path: Path) -> Path:
     return resolve_shard(path, found[0])
 
 
-def _open_shard(path: Path) -> Shard:
+def open_shard(path: Path) -> Shard:
+    """A safetensors file, open, its header checked.
+
+    Raises NotFoundError, FormatError for a damaged or hostile file, GymfastError for what the
+    system says.
+    """
     with os_errors("open", path):
         fd = open_regular(path)
         try:
