@@ -63,10 +63,10 @@ demo: build $(VENV)/.group-interop $(VENV)/.torch
 	$(BIN)/gymfast demo $(ARGS)
 
 test: build $(VENV)/.group-test $(VENV)/.torch
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/python -P -m pytest $(ARGS)
 
 test-long: build $(VENV)/.group-test $(VENV)/.torch
-	$(BIN)/pytest -m 'long and not ci' $(ARGS)
+	$(BIN)/python -P -m pytest -m 'long and not ci' $(ARGS)
 
 bench: build $(VENV)/.group-bench $(VENV)/.torch
 	$(BIN)/python -P -m benchmarks $(or $(ARGS),delta)

@@ -1,4 +1,4 @@
-"""The driver: `python -m benchmarks delta` measures, `python -m benchmarks report` makes tables."""
+"""The driver: `python -m benchmarks delta` and `hf-delta` measure, `report` makes tables."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def main(arguments: list[str]) -> int:
     return int(options.run(options))
 
 
-def run_delta(options: argparse.Namespace) -> int:
+def run_cases(options: argparse.Namespace) -> int:
     from benchmarks.environment import environment, missing_packages
     from benchmarks.report import tables, write_csv
     from benchmarks.targets import check_targets
@@ -35,7 +35,7 @@ def run_delta(options: argparse.Namespace) -> int:
 
     driver = Driver(_settings(options))
     cases = Path(__file__).with_name("cases")
-    command = ["-c", str(cases / "pytest.ini"), f"--rootdir={cases}", str(cases / "delta.py")]
+    command = ["-c", str(cases / "pytest.ini"), f"--rootdir={cases}", str(cases / options.cases)]
     # Peers that start threads of their own get one, like gymfast; its rows say how many they use.
     os.environ |= {"OMP_NUM_THREADS": "1", "BLOSC_NTHREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
     with contextlib.redirect_stdout(sys.stderr):
@@ -94,31 +94,13 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     commands = parser.add_subparsers(required=True)
     delta = commands.add_parser("delta", help="the delta codec beside its peers and plain copies")
-    delta.set_defaults(run=run_delta)
-    delta.add_argument("--json", action="store_true", help="JSON on standard output, no tables")
-    delta.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
-    delta.add_argument("--quick", action="store_true", help="64 MiB, 1 %%, one thread")
-    delta.add_argument("--size", type=_size, help="bytes of the state, as 1GiB (the default)")
-    delta.add_argument(
-        "--density",
-        type=_percentages,
-        metavar="P,...",
-        help="percentages of changed elements (default 0.1,1,3,10,40,100)",
+    delta.set_defaults(run=run_cases, cases="delta.py")
+    _add_options(delta)
+    hf_delta = commands.add_parser(
+        "hf-delta", help="zstd frames of the published directory format beside slime's scheme"
     )
-    delta.add_argument("--threads", type=_numbers, metavar="N,...", help="default 1,2")
-    delta.add_argument("--rounds", type=_rounds, help=f"samples per row, at least {MIN_ROUNDS}")
-    delta.add_argument(
-        "--codecs",
-        type=_words,
-        metavar="NAME,...",
-        help="only codecs whose name holds one of these",
-    )
-    delta.add_argument("--data", type=_words, metavar="KIND,...", help="generator, trained, pairs")
-    delta.add_argument(
-        "--masters", choices=("dithered", "grid"), help="see gymfast.testing.weights"
-    )
-    delta.add_argument("--seed", type=int)
-    delta.add_argument("--hot", action="store_true", help="do not evict the caches between samples")
+    hf_delta.set_defaults(run=run_cases, cases="hf_delta.py")
+    _add_options(hf_delta)
     report = commands.add_parser("report", help="tables from a CSV, to the screen or a README")
     report.set_defaults(run=run_report)
     report.add_argument("csv", type=Path)
@@ -126,6 +108,35 @@ def _parser() -> argparse.ArgumentParser:
         "--readme", type=Path, metavar="FILE", help="replace the text at the markers"
     )
     return parser
+
+
+def _add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="JSON on standard output, no tables")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
+    parser.add_argument("--quick", action="store_true", help="64 MiB, 1 %%, one thread")
+    parser.add_argument("--size", type=_size, help="bytes of the state, as 1GiB (the default)")
+    parser.add_argument(
+        "--density",
+        type=_percentages,
+        metavar="P,...",
+        help="percentages of changed elements (default 0.1,1,3,10,40,100)",
+    )
+    parser.add_argument("--threads", type=_numbers, metavar="N,...", help="default 1,2")
+    parser.add_argument("--rounds", type=_rounds, help=f"samples per row, at least {MIN_ROUNDS}")
+    parser.add_argument(
+        "--codecs",
+        type=_words,
+        metavar="NAME,...",
+        help="only codecs whose name holds one of these",
+    )
+    parser.add_argument("--data", type=_words, metavar="KIND,...", help="generator, trained, pairs")
+    parser.add_argument(
+        "--masters", choices=("dithered", "grid"), help="see gymfast.testing.weights"
+    )
+    parser.add_argument("--seed", type=int)
+    parser.add_argument(
+        "--hot", action="store_true", help="do not evict the caches between samples"
+    )
 
 
 def _size(text: str) -> int:

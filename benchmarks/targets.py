@@ -25,7 +25,14 @@ class Target:
 def check_targets(rows: list[Row]) -> list[Target]:
     """Those targets that the rows can answer; speed and size of small states say nothing."""
     rows = [row for row in rows if row.op == "size" or row.state_bytes >= MIN_BYTES]
-    return [*_speed(rows), *_size(rows), *_against_xor_zstd(rows), *_two_cores(rows), *_auto(rows)]
+    return [
+        *_speed(rows),
+        *_size(rows),
+        *_against_xor_zstd(rows),
+        *_two_cores(rows),
+        *_auto(rows),
+        *_hf_delta(rows),
+    ]
 
 
 class _Table:
@@ -133,3 +140,12 @@ def _auto(rows: list[Row]) -> Iterator[Target]:
         if row and peer:
             what = f"gymfast auto, size, {100 * density:.2g} %: x smallest peer ({peer.codec})"
             yield _at_most(what, 1.1, row.frame_bytes / peer.frame_bytes)
+
+
+def _hf_delta(rows: list[Row]) -> Iterator[Target]:
+    table = _Table(rows, AT)
+    ours, theirs = table.get("gymfast xor", "encode"), table.get("xor, zstd level 1", "encode")
+    if ours and theirs:
+        what = "gymfast xor frames against zstd level 1, xxh3-128 in both, 1 %"
+        yield _at_least(f"{what}: x faster encode", 4.0, ours.copy_ratio / theirs.copy_ratio)
+        yield _at_most(f"{what}: x size", 0.75, ours.frame_bytes / theirs.frame_bytes)

@@ -44,3 +44,11 @@ def rollback_blocks(base: numpy.typing.NDArray[numpy.uint8], undo: bytes | memor
 
 def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearray | memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, class_shift: int, class_base: int, has_base: bool, digests: numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, threads: int) -> int:
     """Units changed; a block is written only after its check matched."""
+
+def zstd_xor_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
+    """A standard zstd frame of old XOR new, made without a match search."""
+
+def zstd_overwrite_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
+    """
+    A standard zstd frame of a u32 count of the bytes that differ, their u32 positions and new values.
+    """

@@ -65,6 +65,17 @@ def torch_memory(device: str) -> Memory:
     )
 
 
+def pinned_memory() -> Memory:
+    """Host memory that the GPU reads and writes where it is."""
+    import torch
+
+    def get(array: torch.Tensor) -> np.ndarray:
+        torch.cuda.synchronize()
+        return array.numpy()
+
+    return Memory(lambda data: torch.from_numpy(aligned(data)).pin_memory(), get)
+
+
 def shape_of(geometry: Geometry) -> tuple[int, int, int, int, int]:
     """The five numbers that every operation takes."""
     g = geometry
@@ -77,11 +88,16 @@ class CudaBackend:
 
     module: ModuleType
     memory: Memory
+    snapshots: Memory | None = None  # of bases, where they are in other memory
 
     name = "cuda-module"
 
     def check64(self, *parts):
         return select("cpu").check64(*parts)
+
+    @property
+    def base_memory(self) -> Memory:
+        return self.snapshots or self.memory
 
     def garbage(self, size_bytes: int) -> object:
         return self.memory.put(np.full(size_bytes, 0xA5, np.uint8))
@@ -90,7 +106,7 @@ class CudaBackend:
         """As the format chooses them (section 10), from the samples of the device."""
         num_units = base.size // unit_bytes
         out = self.garbage(1024)
-        data = self.memory.put(base)
+        data = self.base_memory.put(base)
         count = self.module.sample_classes(data, num_units, unit_bytes, out, STREAM)
         assert count == min(num_units, 1024)
         samples = self.memory.get(out)
@@ -106,7 +122,7 @@ class CudaBackend:
         count = geometry.num_blocks - first_block if num_blocks is None else num_blocks
         rows = self.garbage(16 * count)
         run = (*shape_of(geometry), first_block, count)
-        self.module.digest_blocks(self.memory.put(data), *run, rows, STREAM)
+        self.module.digest_blocks(self.base_memory.put(data), *run, rows, STREAM)
         return self.memory.get(rows).view(np.uint64).reshape(-1, 2).copy()
 
     def encode_sections(
@@ -118,12 +134,12 @@ class CudaBackend:
         body = self.garbage(module.encode_body_capacity(*shape, count))
         sections = self.garbage(40 * num_sections)
         scratch = self.garbage(module.encode_scratch_bytes(*shape, params.profile, count))
-        old, rows = self.memory.put(base), self.memory.put(digests[first : first + count])
+        old, rows = self.base_memory.put(base), self.memory.put(digests[first : first + count])
         module.encode_blocks(
             *(old, self.memory.put(new), *shape, *code_of(params), rows, first, count),
             *(blocks_per_section, update, body, sections, scratch, STREAM),
         )
-        base[:] = self.memory.get(old)
+        base[:] = self.base_memory.get(old)
         self._read_digests(rows, digests, first, count)
         table = self.memory.get(sections).view(np.uint64).reshape(-1, 5).copy()
         module.gather_undo(*shape, params.profile, count, scratch, STREAM)
@@ -171,10 +187,10 @@ class CudaBackend:
         log = np.frombuffer(undo, np.uint8)
         ends = (4 * num_blocks, 4 * num_blocks + 4 * num_changed)
         parts = [self.memory.put(part) for part in np.split(log, ends)]
-        data = self.memory.put(base)
+        data = self.base_memory.put(base)
         run = (*shape_of(geometry), first_block, num_blocks)
         self.module.rollback_blocks(data, *run, *parts, STREAM)
-        base[:] = self.memory.get(data)
+        base[:] = self.base_memory.get(data)
 
     def rollback_blocks(self, base, undo, geometry) -> None:
         self.rollback(base, undo, geometry, 0, geometry.num_blocks)

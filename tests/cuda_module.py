@@ -8,6 +8,7 @@ import importlib.util
 import os
 import subprocess
 import sysconfig
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -20,12 +21,12 @@ LAUNCH_FAILURE = 719
 _NANOBIND = Path(nanobind.__path__[0])
 
 
+@cache
 def load_module(folder: Path) -> ModuleType:
-    """The module, compiled into `folder` if it is not there."""
+    """The module, compiled into `folder`: once a session, if all fixtures name the same one."""
     path = folder / (NAME + importlib.machinery.EXTENSION_SUFFIXES[0])
-    if not path.exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        _compile(path)
+    folder.mkdir(parents=True)
+    _compile(path)
     spec = importlib.util.spec_from_file_location(NAME, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

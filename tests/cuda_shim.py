@@ -64,7 +64,7 @@ class Encoded:
 
 @dataclass(frozen=True)
 class ShimBackend:
-    """A Backend whose digest, encode and apply are the CUDA kernels; `shift` misaligns tensors."""
+    """A Backend of digest, encode and apply on the CUDA kernels; `shift` misaligns tensors."""
 
     library: ctypes.CDLL
     shift: float = 0
@@ -89,7 +89,7 @@ class ShimBackend:
         return select("cpu").class_params(base, unit_bytes)
 
     def rollback_blocks(self, base, undo, geometry) -> None:
-        raise NotImplementedError("the CUDA codec keeps no undo log")
+        raise NotImplementedError("undo is tested on the binding: see cuda_backend.py")
 
     def digest_blocks(self, data, geometry, threads, first_block=0, num_blocks=None):
         count = geometry.num_blocks - first_block if num_blocks is None else num_blocks
@@ -130,7 +130,7 @@ class ShimBackend:
         threads,
     ) -> EncodedBlocks:
         if undo:
-            raise NotImplementedError("the CUDA codec keeps no undo log")
+            raise NotImplementedError("undo is tested on the binding: see cuda_backend.py")
         if num_blocks == 0:
             return EncodedBlocks(b"", 0)
         run = (geometry, params, digests, first_block, num_blocks)

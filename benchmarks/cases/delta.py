@@ -158,15 +158,15 @@ def test_delta(benchmark: Any, driver: Driver, case: Case) -> None:
     subject = subject_of(case.source, driver.settings)
     benchmark.group = case.source.name
     if case.codec is None:
-        row = _time_bound(benchmark, driver.settings, subject, case)
+        row = time_bound(benchmark, driver.settings, subject, case)
     else:
-        row = _time_codec(benchmark, driver.settings, subject, case)
+        row = time_codec(benchmark, driver.settings, subject, case)
     if row:
         benchmark.extra_info.update(row.as_dict())
         driver.add(row)
 
 
-def _time_bound(benchmark: Any, settings: Settings, subject: Subject, case: Case) -> Row | None:
+def time_bound(benchmark: Any, settings: Settings, subject: Subject, case: Case) -> Row | None:
     pair, threads = subject.pair, case.threads
     to, new, old = subject.buffers.work_flat, pair.new_flat, pair.old_flat
     runs: dict[str, Callable[[], Any]] = {
@@ -185,7 +185,7 @@ def _time_bound(benchmark: Any, settings: Settings, subject: Subject, case: Case
     return subject.row(case, **samples.summary(new.nbytes, new.nbytes))
 
 
-def _time_codec(benchmark: Any, settings: Settings, subject: Subject, case: Case) -> Row:
+def time_codec(benchmark: Any, settings: Settings, subject: Subject, case: Case) -> Row:
     assert case.codec is not None
     coded = coded_of(case.codec, case.threads, case.source, settings)
     columns: dict[str, Any] = {}

@@ -10,6 +10,7 @@
 #include <string>
 
 #include "cpu/codec.h"
+#include "cpu/zstd_sparse.h"
 #include "format/frame.h"
 
 namespace nb = nanobind;
@@ -240,6 +241,24 @@ nb::tuple parse_frame(nb::handle buffer) {
                         nb::tuple(tensors));
 }
 
+using ZstdFunction = decltype(&gymfast::zstd_xor_frame);
+
+nb::bytes zstd_frame(ZstdFunction make_frame, const U8In& old_bytes, const U8In& new_bytes,
+                     std::size_t threads) {
+  if (old_bytes.size() != new_bytes.size()) {
+    throw nb::value_error(("old has " + std::to_string(old_bytes.size()) + " bytes, new has " +
+                           std::to_string(new_bytes.size()))
+                              .c_str());
+  }
+  const gymfast::Kernels& active = kernels();
+  gymfast::ZstdFrame frame;
+  {
+    nb::gil_scoped_release release;
+    frame = make_frame(active, old_bytes.data(), new_bytes.data(), old_bytes.size(), threads);
+  }
+  return make_bytes(frame.num_bytes(), [&](std::uint8_t* to) { frame.write(to); });
+}
+
 std::vector<std::string> cpu_targets() {
   std::vector<std::string> names;
   for (const gymfast::Kernels* k : gymfast::available_kernels()) names.emplace_back(k->name);
@@ -359,4 +378,24 @@ NB_MODULE(_core, m) {
               "numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, threads: "
               "int) -> int"),
       "Units changed; a block is written only after its check matched.");
+
+  m.def(
+      "zstd_xor_frame",
+      [](U8In old_bytes, U8In new_bytes, std::size_t threads) {
+        return zstd_frame(&gymfast::zstd_xor_frame, old_bytes, new_bytes, threads);
+      },
+      "old"_a.noconvert(), "new"_a.noconvert(), "threads"_a = 1,
+      "A standard zstd frame of old XOR new, made without a match search.");
+  m.def(
+      "zstd_overwrite_frame",
+      [](U8In old_bytes, U8In new_bytes, std::size_t threads) {
+        if (old_bytes.size() > UINT32_MAX) {
+          throw nb::value_error(
+              "positions of the overwrite encoding have 32 bits: use xor for a tensor of 4 GiB");
+        }
+        return zstd_frame(&gymfast::zstd_overwrite_frame, old_bytes, new_bytes, threads);
+      },
+      "old"_a.noconvert(), "new"_a.noconvert(), "threads"_a = 1,
+      "A standard zstd frame of a u32 count of the bytes that differ, their u32 positions and new "
+      "values.");
 }

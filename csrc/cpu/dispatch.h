@@ -5,6 +5,7 @@
 #include <span>
 
 #include "cpu/block.h"
+#include "cpu/zstd_block.h"
 
 namespace gymfast {
 
@@ -15,6 +16,7 @@ struct Kernels {
   Status (*encode[3])(const EncodeJob& job, Scratch& scratch, Digest& digest, EncodedBlock* out);
   Status (*apply[3])(const ApplyJob& job, Scratch& scratch, Digest& digest,
                      std::uint64_t* num_changed);
+  ZstdKernels zstd;
 };
 
 // All instruction sets this build has and this CPU runs, slowest first; never empty.

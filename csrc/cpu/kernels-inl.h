@@ -9,6 +9,7 @@
 #include "cpu/encode-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/apply-inl.h"
+#include "cpu/zstd-inl.h"
 
 namespace gymfast {
 namespace GYMFAST_NAMESPACE {
@@ -21,6 +22,7 @@ const Kernels kKernels = {
     digest,
     {encode_block<std::uint8_t>, encode_block<std::uint16_t>, encode_block<std::uint32_t>},
     {apply_block<std::uint8_t>, apply_block<std::uint16_t>, apply_block<std::uint32_t>},
+    {zstd_list, zstd_split, zstd_split_words, zstd_write_literals, zstd_write_sequences},
 };
 
 #undef GYMFAST_TEXT2

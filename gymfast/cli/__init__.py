@@ -23,6 +23,7 @@ COMMANDS = {
     "delta": "Make, apply and look into frames.",
     "demo": "Train, publish, follow, break and heal, in about a minute.",
     "env": "Show every GYMFAST_* variable: value and origin.",
+    "hf-delta": "Version directories as slime, miles and SGLang read them.",
     "sync": "Publish versions of a run, follow them, check and clean a store.",
 }
 

@@ -12,6 +12,7 @@ import click
 class LazyGroup(click.Group):
     """Group of the commands `<package>.<name>`, each a module with an attribute `command`.
 
+    A hyphen in a name is an underscore in that of the module.
     `commands_help` holds name and one-line help, so that `--help` imports none of them.
     """
 
@@ -28,7 +29,7 @@ class LazyGroup(click.Group):
         """The command of this name, imported now; None if there is none."""
         if cmd_name not in self._commands_help:
             return None
-        module = importlib.import_module(f"{self._package}.{cmd_name}")
+        module = importlib.import_module(f"{self._package}.{cmd_name.replace('-', '_')}")
         command: click.Command = module.command
         return command
 

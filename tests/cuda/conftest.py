@@ -46,7 +46,7 @@ def selectable(shim: ShimBackend, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def cuda_module(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
     """The binding on the shim."""
-    return load_module(tmp_path_factory.mktemp("cuda_module"))
+    return load_module(tmp_path_factory.getbasetemp() / "cuda_module")
 
 
 @pytest.fixture

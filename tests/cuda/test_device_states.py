@@ -220,7 +220,8 @@ def test_short_memory_makes_more_calls_and_the_same_frame(monkeypatch) -> None:
     new = step(old, 0.05, 1)
     expected = delta.encode(State.copy_of(old, block_units=BLOCK_UNITS), new)
     limit, refused = 90_000, []
-    real = FakeCuda.new_empty
+    kind = torch.Tensor if torch.cuda.is_available() else FakeCuda
+    real = kind.new_empty
 
     def short(self, size, **options):
         if size > limit:
@@ -232,7 +233,7 @@ def test_short_memory_makes_more_calls_and_the_same_frame(monkeypatch) -> None:
     monkeypatch.setattr(type(state.backend), "sections_per_call", lambda *_: 20)
     monkeypatch.setattr("gymfast.delta.geometry.Geometry.section_blocks", lambda _: 1)
     expected = delta.encode(State.copy_of(old, block_units=BLOCK_UNITS, backend="cpu"), new)
-    monkeypatch.setattr(FakeCuda, "new_empty", short)
+    monkeypatch.setattr(kind, "new_empty", short)
     assert frame_of(Encoder(state), on_device(new)) == expected
     assert refused
     limit = 1000

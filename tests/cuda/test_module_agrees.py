@@ -13,6 +13,7 @@ from cuda_backend import (
     aligned,
     interface_memory,
     numpy_memory,
+    pinned_memory,
     shape_of,
     torch_memory,
 )
@@ -33,16 +34,24 @@ quick = settings(
 OTHER_LIBRARIES = {"interface": interface_memory, "torch": lambda: torch_memory("cpu")}
 
 
-@pytest.fixture(params=["shim", pytest.param("gpu", marks=pytest.mark.gpu)])
+ON_GPU = [pytest.param(name, marks=pytest.mark.gpu) for name in ("gpu", "gpu, pinned base")]
+
+
+@pytest.fixture(params=["shim", *ON_GPU])
 def device(request: pytest.FixtureRequest) -> CudaBackend:
     """The shim on arrays of NumPy, and the real module on a GPU."""
     if request.param == "shim":
         return CudaBackend(request.getfixturevalue("cuda_module"), numpy_memory())
     if find_spec("gymfast._cuda") is None:
         pytest.skip("needs nvcc of the CUDA toolkit")
+    import torch
+
     from gymfast import _cuda
 
-    return CudaBackend(_cuda, torch_memory("cuda"))
+    if not torch.cuda.is_available():
+        pytest.skip("needs a GPU")
+    snapshots = pinned_memory() if "pinned" in request.param else None
+    return CudaBackend(_cuda, torch_memory("cuda"), snapshots)
 
 
 @pytest.fixture
@@ -249,3 +258,28 @@ def test_a_parameter_of_torch_is_its_memory(cuda_module: ModuleType) -> None:
     cuda_module.apply_blocks(weight, body, *run, sections, result, scratch, 0)
     assert result[1] == 999
     assert torch.equal(weight.detach(), raw)
+
+
+class FailingInterface:
+    """An array whose __cuda_array_interface__ fails, as that of a CUDA parameter of torch does."""
+
+    def __init__(self, data: np.ndarray) -> None:
+        self.data = data
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, object]:
+        raise RuntimeError
+
+    def __dlpack__(self, **arguments: object) -> object:
+        return self.data.__dlpack__(**arguments)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.data.__dlpack_device__()
+
+
+def test_dlpack_is_asked_where_the_interface_fails(cuda_module: ModuleType, cpu) -> None:
+    data = np.arange(1000, dtype=np.uint8)
+    geometry = Geometry(1000, 1, 1000, 1, 1000)
+    rows = np.zeros((1, 2), np.uint64)
+    cuda_module.digest_blocks(FailingInterface(data), *shape_of(geometry), 0, 1, rows, 0)
+    assert np.array_equal(rows, cpu.digest_blocks(data, geometry, 1))

@@ -8,7 +8,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 seconds=${1:?usage: run.sh SECONDS [TARGET...]}
 shift
 targets=("$@")
-[ ${#targets[@]} -gt 0 ] || targets=(fuzz_parse fuzz_apply fuzz_round_trip fuzz_targets_agree)
+[ ${#targets[@]} -gt 0 ] || targets=(fuzz_parse fuzz_apply fuzz_round_trip fuzz_targets_agree fuzz_zstd_sparse)
 build=${BUILD:-$here/../../build/fuzz}
 mkdir -p "$build/crashes"
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.timeout(3600)]
 
 HERE = Path(__file__).parent
 BIN = Path(sys.executable).parent
-TARGETS = ["fuzz_parse", "fuzz_apply", "fuzz_round_trip", "fuzz_targets_agree"]
+TARGETS = ["fuzz_parse", "fuzz_apply", "fuzz_round_trip", "fuzz_targets_agree", "fuzz_zstd_sparse"]
 
 
 def _run(*command: str | Path, **environment: str) -> str:

@@ -75,10 +75,12 @@ class DeltaVersion:
         return self.shards[tensor.shard].path
 
     def close(self) -> None:
-        """Closes the files."""
+        """Closes the files; raises GymfastError for what the system says."""
         shards, self.shards = self.shards, ()
-        for shard in shards:
-            os.close(shard.fd)
+        with ExitStack() as stack:
+            for shard in shards:
+                stack.enter_context(os_errors("close", shard.path))
+                stack.callback(os.close, shard.fd)
 
     def __enter__(self) -> DeltaVersion:
         return self

@@ -26,9 +26,6 @@ class Zstd(Protocol):
     def get_frame_info(self, frame_buffer: bytes) -> Any:
         """Content size and dictionary of a frame."""
 
-    def compress(self, data: memoryview, level: int) -> bytes:
-        """One frame with its content size."""
-
 
 def load_zstd() -> Zstd:
     """Python's own zstd module, from 3.14 on in the standard library.
@@ -66,9 +63,9 @@ class ZstdFrame:
         """Fills out with the next bytes; raises FormatError if the frame is damaged or ends."""
         done = 0
         while done < len(out):
-            piece = self._decode(len(out) - done)
-            if not piece and self._decoder.eof:
+            if self._decoder.eof:
                 raise self._error(f"it ends {len(out) - done} bytes too early")
+            piece = self._decode(len(out) - done)
             out[done : done + len(piece)] = piece
             done += len(piece)
 
@@ -79,6 +76,14 @@ class ZstdFrame:
             count = min(num_bytes, len(buffer))
             self.read_into(buffer[:count])
             num_bytes -= count
+
+    def drain(self) -> int:
+        """Decodes all that is left; its bytes. Raises FormatError if the frame is damaged."""
+        num_bytes = 0
+        while not self._decoder.eof:
+            num_bytes += len(self._decode(_READ_BYTES))
+        self.finish()
+        return num_bytes
 
     def finish(self) -> None:
         """Raises FormatError if there is more content, or anything behind the frame."""
