@@ -1,0 +1,1 @@
+"""Plug-ins for frameworks: one file each, the framework imported inside functions."""
