@@ -45,6 +45,7 @@ class OpenVersion:
     number: int
     path: Path
     changes: dict[str, Change]
+    frame_bytes: int
 
 
 class DeltaStream:
@@ -105,7 +106,8 @@ class DeltaStream:
         except BaseException:
             self._budget.held_bytes = held_bytes
             raise
-        self.open = OpenVersion(number, path, encoded.changes)
+        frame_bytes = self._budget.held_bytes - held_bytes
+        self.open = OpenVersion(number, path, encoded.changes, frame_bytes)
         total = sum(size for name, size in encoded.sizes.items() if name not in left_out)
         return Written(total, sum(change.changed_bytes for change in changes.values()), file_bytes)
 
@@ -113,13 +115,13 @@ class DeltaStream:
         """The open version is what engines hold from now on."""
         assert self.open is not None, "no version is open"
         with self._ranks.together("promoting"):
-            self._snapshot.promote(self.open.changes)
+            self._snapshot.promote(self.open.changes, self.settings.threads)
         self.abandon()
 
     def abandon(self) -> None:
         """Forgets the open version: the next one is against what was promoted last."""
         assert self.open is not None, "no version is open"
-        self._budget.give(sum(change.num_bytes for change in self.open.changes.values()))
+        self._budget.give(self.open.frame_bytes)
         self.open = None
 
     def _write_files(self, number: int, path: Path, stored: dict[str, Stored]) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,10 +84,23 @@ class RankSnapshot:
         stored = store(name, held, data, self._encoding, self._algorithm)
         return None if stored is None else Change(stored, count_different(held, data))
 
-    def promote(self, changes: dict[str, Change]) -> None:
-        """Makes what was encoded the state of this snapshot."""
-        for name, change in changes.items():
-            restore(change.stored, self._tensors[name], self._encoding)
+    def promote(self, changes: dict[str, Change], threads: int) -> None:
+        """Makes what was encoded the state of this snapshot.
+
+        What is done is taken out of `changes`: a second call, after an error, does the rest.
+        """
+
+        def apply(name: str) -> str:
+            restore(changes[name].stored, self._tensors[name], self._encoding)
+            return name
+
+        with ThreadPoolExecutor(threads, "gymfast-promote") as pool:
+            jobs = [pool.submit(apply, name) for name in changes]
+        for job in jobs:
+            if job.exception() is None:
+                del changes[job.result()]
+        for job in jobs:
+            job.result()
 
 
 def to_host(value: Any, name: str) -> U8:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -250,3 +252,19 @@ def test_the_stand_in_has_the_signatures_that_install_expects(tmp_path: Path) ->
         found.append(run(Script(tmp_path / "1", SOURCE, False, 1, steps))[0])
     expected = {method: ["self", *names] for method, names in slime.EXPECTED.items()}
     assert found == [[expected]] * len(found)
+
+
+def test_the_patch_in_the_documentation_applies(tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "integrations" / "slime.md").read_text()
+    patch = text.partition("```diff\n")[2].partition("```")[0]
+    files = re.findall(r"^--- a/(.+)$", patch, re.MULTILINE)
+    assert len(files) == 2
+    assert patch.count("update_weight_cls = load_function(") == 1
+    if SOURCE is None:
+        return
+    for file in files:
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text((SOURCE / file).read_text())
+    apply = ["git", "apply", "--unsafe-paths", "--directory", str(tmp_path), "-"]
+    subprocess.run(apply, input=patch, text=True, check=True, cwd=tmp_path)
+    assert "custom_update_weight_class_path" in (tmp_path / files[0]).read_text()
