@@ -17,6 +17,14 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
+class Pause:
+    """How engines are paused for a load."""
+
+    options: dict[str, str] = field(default_factory=dict)
+    flushes_cache: bool = True
+
+
+@dataclass(frozen=True)
 class Trainer:
     """What a framework brings: its tensors, its engines as they are now, and its hook, if any."""
 
@@ -24,8 +32,8 @@ class Trainer:
     engines: Callable[[], Engines]
     local_checkpoint: str
     hook: Callable[[str], None] | None = None
-    pause_options: dict[str, str] = field(default_factory=dict)
-    has_to_flush: bool = True
+    pause: Pause = Pause()
+    loads_base: bool = False  # at the start, so that engines that began without weights have some
 
 
 class DeltaSync:
@@ -55,6 +63,8 @@ class DeltaSync:
         self._stream.seed(self._trainer.walk)
         with ranks.together("making the local checkpoints"):
             engines.finish("pull_weights", calls)
+            if ranks.is_first and self._trainer.loads_base:
+                self._load(0)
         self.is_started = True
 
     def write(self, number: int) -> None:
@@ -113,17 +123,20 @@ class DeltaSync:
         engines = self._trainer.engines()
         with self._phases("pause"):
             try:
-                engines.call("pause_generation", **self._trainer.pause_options)
-                if self._trainer.has_to_flush:
+                engines.call("pause_generation", **self._trainer.pause.options)
+                if self._trainer.pause.flushes_cache:
                     engines.call("flush_cache")
                 with self._phases("reload"):
-                    engines.call(
-                        "update_weights_from_disk",
-                        model_path=self._trainer.local_checkpoint,
-                        weight_version=str(number),
-                    )
+                    self._load(number)
             finally:
                 engines.call("continue_generation")
+
+    def _load(self, number: int) -> None:
+        self._trainer.engines().call(
+            "update_weights_from_disk",
+            model_path=self._trainer.local_checkpoint,
+            weight_version=str(number),
+        )
 
     def _run_hook(self, path: Path) -> None:
         if self._trainer.hook is not None:

@@ -12,17 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gymfast.delta.state import num_threads
 from gymfast.errors import GymfastError
-from gymfast.integrations.delta_stream import DeltaStream, StreamSettings
-from gymfast.integrations.delta_sync import DeltaSync, Trainer
-from gymfast.integrations.engines import Engines
-from gymfast.integrations.ranks import Ranks
+from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.rebind import replace_class
 from gymfast.integrations.store_mirror import StoreMirror
-
-OPTIONS = ("gymfast_threads", "gymfast_host_memory_bytes")
-"""What the file of --custom-config-path may set."""
 
 _MODULE = "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta"
 _CONSTRUCTOR = ("args", "model", "weights_getter", "model_name", "quantization_config")
@@ -47,7 +41,7 @@ def install(args: Any) -> None:
     slime calls it in every trainer actor, before it picks an updater. Raises ValueError for a mode
     other than delta and for unknown options, GymfastError for an unknown slime.
     """
-    check_options(args, OPTIONS)
+    check_options(args)
     if args.update_weight_mode != "delta":
         raise ValueError(
             f"--update-weight-mode is {args.update_weight_mode}, this plug-in replaces the updater "
@@ -89,70 +83,14 @@ def _mirror() -> StoreMirror:
     return StoreMirror(store, run)
 
 
-def check_options(args: Any, known: Sequence[str]) -> None:
-    """Raises ValueError for an option of gymfast that does not exist."""
-    unknown = sorted(n for n in vars(args) if n.startswith("gymfast_") and n not in known)
-    if unknown:
-        raise ValueError(
-            f"option {unknown[0]} is unknown, expected one of {', '.join(known)}: correct the file "
-            "of --custom-config-path"
-        )
-
-
-def stream_settings(args: Any) -> StreamSettings:
-    """What flags and options say of the versions."""
-    return StreamSettings(
-        directory=Path(args.update_weight_disk_dir),
-        base=Path(args.hf_checkpoint),
-        encoding=args.update_weight_delta_encoding,
-        algorithm=args.update_weight_delta_checksum,
-        threads=num_threads(getattr(args, "gymfast_threads", None)),
-        host_memory_bytes=getattr(args, "gymfast_host_memory_bytes", None),
-    )
-
-
 def make_updater(base: Any) -> type:
-    """The updater as a class derived from slime's, which gathers the tensors."""
-    import ray
-    import torch
-    import torch.distributed as dist
+    """The updater, derived from slime's."""
     from slime.utils.distributed_utils import get_gloo_group
     from slime.utils.misc import load_function
 
-    def gather(value: Any) -> list[Any]:
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group=get_gloo_group())
-        return values
+    return derive_updater(base, Framework(get_gloo_group, load_function, _walk))
 
-    class GymfastDiskDelta(base):  # type: ignore[misc]
-        """slime's delta updater with the codec of gymfast."""
 
-        def __init__(self, args: Any, model: Any, weights_getter: Any, **options: Any) -> None:
-            super().__init__(args, model, weights_getter, **options)
-            ranks = Ranks(dist.get_rank(), gather)
-            path = args.custom_update_weight_post_write_path
-            hook = load_function(path) if path else None
-            trainer = Trainer(
-                walk=self._walk,
-                engines=lambda: Engines(self.rollout_engines, ray.get),
-                local_checkpoint=args.update_weight_local_checkpoint_dir,
-                hook=hook and (lambda path: hook(args, path, list(self.rollout_engines))),
-            )
-            self._sync = DeltaSync(DeltaStream(stream_settings(args), ranks), ranks, trainer)
-
-        @torch.no_grad()  # type: ignore[untyped-decorator]
-        def update_weights(self) -> None:
-            """The next version; the first call publishes nothing, as in slime."""
-            if not self._sync.is_started:
-                self._sync.start()
-                return
-            self._sync.write(self.weight_version + 1)
-            self.weight_version += 1
-            self._sync.deliver()
-            self.update_weight_metrics.update(self._sync.metrics())
-
-        def _walk(self, add: Any) -> None:
-            for name, tensor in self._iter_hf_tensors():
-                add(name, tensor)
-
-    return GymfastDiskDelta
+def _walk(updater: Any, add: Add) -> None:
+    for name, tensor in updater._iter_hf_tensors():
+        add(name, tensor)
