@@ -39,6 +39,7 @@ class Engine:
         self.pull = pull
         self.calls: list[str] = []
         self.failures: list[tuple[str, str]] = []
+        self.pauses: list[str] = []
         self.is_paused = False
         self.served = ""
         self.handle = type("Handle", (), {m: Method(self._method(m)) for m in METHODS})()
@@ -63,7 +64,8 @@ class Engine:
     def _pull_weights(self, target_version: int) -> None:
         self.pull(str(self.local), str(self.base), str(self.source), target_version)
 
-    def _pause_generation(self) -> None:
+    def _pause_generation(self, mode: str = "retract") -> None:
+        self.pauses.append(mode)
         self.is_paused = True
 
     def _continue_generation(self) -> None:

@@ -1,4 +1,4 @@
-"""One rank of a scripted run of slime's delta updater, or of the one of gymfast in its place.
+"""One rank of a scripted run of slime's or miles's delta updater, or of gymfast's in its place.
 
 python slime_run.py SCRIPT.json RANK
 """
@@ -6,6 +6,7 @@ python slime_run.py SCRIPT.json RANK
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import inspect
 import json
 import logging
@@ -25,8 +26,6 @@ from safetensors.torch import save_file
 from slime_engine import Engine, receiver_of
 from slime_stubs import Place
 
-from gymfast.integrations.slime import EXPECTED
-
 EXPERT = "decoder.layers.0.mlp.experts.linear_fc1.weight"
 TENSORS: dict[str, tuple[int, ...]] = {
     "embedding.weight": (300, 64),
@@ -40,6 +39,10 @@ TENSORS: dict[str, tuple[int, ...]] = {
 }
 LAST_STAGE = ("decoder.layers.1.linear", "decoder.layers.1.empty", "output.scale")
 COPIED = "embedding.weight"  # on the last stage too, where stages hold copies
+MODULES = {
+    "slime": "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta",
+    "miles": "miles.backends.megatron_utils.update_weight.update_weight_from_distributed.delta",
+}
 PLACES = {1: [Place(0, 0)], 3: [Place(0, 0), Place(1, 0), Place(1, 1)]}
 _log = logging.getLogger("run")
 _hook_failures: list[str] = []
@@ -48,7 +51,7 @@ _hook_calls: list[str] = []
 
 @dataclass
 class Script:
-    """A run: what `slime` is, who updates, and the steps."""
+    """A run: where the source of the framework is, who updates, and the steps."""
 
     folder: Path
     source: Path | None
@@ -59,6 +62,7 @@ class Script:
     algorithm: str = "xxh3-128"
     options: dict[str, Any] = field(default_factory=dict)
     has_copies: bool = False
+    framework: str = "slime"
     base_changes: dict[str, Any] = field(default_factory=dict)  # shapes
 
     @property
@@ -158,20 +162,23 @@ class Run:
     def __init__(self, script: Script, rank: int) -> None:
         self.script, self.rank = script, rank
         place = PLACES[script.num_ranks][rank]
-        slime_stubs.install(script.source or slime_stubs.STAND_IN, place)
+        source = script.source or slime_stubs.STAND_IN
+        slime_stubs.install(script.framework, source, place)
         self.chunk = Chunk(names_of(script, place))
         self.engines: dict[str, Engine] = {}
         self.notes: list[dict[str, Any]] = []
         self.updater = self._make_updater()
 
     def _make_updater(self) -> Any:
-        from slime.utils.distributed_utils import init_gloo_group
-        from slime.utils.misc import load_function
-
-        init_gloo_group()
+        framework = self.script.framework
+        importlib.import_module(f"{framework}.utils.distributed_utils").init_gloo_group()
         script = self.script
         args = Namespace(
             update_weight_mode="delta",
+            update_weight_transfer_mode="disk-delta",
+            pause_generation_mode="in_place",
+            check_weight_update_equal=False,
+            q_lora_rank=None,
             update_weight_transport="disk",
             update_weight_disk_dir=str(script.versions),
             update_weight_local_checkpoint_dir=str(script.folder / "local"),
@@ -183,28 +190,29 @@ class Run:
             num_experts=2,
             **script.options,
         )
+        plug_in = importlib.import_module(f"gymfast.integrations.{framework}")
+        self.expected = plug_in.EXPECTED
         if script.is_gymfast:
-            load_function("gymfast.integrations.slime.install")(args)
-        # As slime's actor: the class is looked up in the module only now.
-        from slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta import (
-            UpdateWeightFromDiskDelta,
-        )
-
-        updater = UpdateWeightFromDiskDelta(
-            args, [self.chunk], dict, model_name="test", quantization_config=None
+            plug_in.install(args)
+        # As the actor does: the class is looked up in the module only now.
+        updaters = importlib.import_module(MODULES[framework])
+        options = {"is_lora": False} if framework == "miles" else {}
+        updater = updaters.UpdateWeightFromDiskDelta(
+            args, [self.chunk], dict, model_name="test", quantization_config=None, **options
         )
         updater.weight_version = 0
         return updater
 
     def signatures(self) -> None:
-        methods = {name: getattr(type(self.updater), name) for name in EXPECTED}
+        methods = {name: getattr(type(self.updater), name) for name in self.expected}
         self.notes.append({n: list(inspect.signature(m).parameters) for n, m in methods.items()})
 
     def connect(self, *names: str) -> None:
         for name in names:
             if name not in self.engines:
                 local = self.script.folder / name / "local"
-                pull = receiver_of(self.script.source)
+                is_slime = self.script.framework == "slime"  # miles's receiver is not in its source
+                pull = receiver_of(self.script.source if is_slime else None)
                 self.engines[name] = Engine(
                     name, self.script.base, self.script.versions, local, pull
                 )
@@ -246,7 +254,12 @@ class Run:
         }
         if self.rank == 0:
             note["engines"] = {
-                e.name: {"calls": list(e.calls), "served": e.served, "is_paused": e.is_paused}
+                e.name: {
+                    "calls": list(e.calls),
+                    "served": e.served,
+                    "is_paused": e.is_paused,
+                    "pauses": e.pauses,
+                }
                 for e in self.engines.values()
             }
         self.notes.append(note)

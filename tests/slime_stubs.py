@@ -1,6 +1,6 @@
-"""Just enough of ray, megatron and slime's heavy parts for slime's updater classes to run here.
+"""Just enough of ray, megatron and heavy parts of slime and miles for their updaters to run here.
 
-Real are: the updaters, their gather and bucket code, slime's distributed helpers and its codec.
+Real are: the updaters, their gather and bucket code, their distributed helpers and their codec.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -52,11 +52,30 @@ class Place:
     replica: int
 
 
-def install(source: Path, place: Place) -> None:
-    """Makes `slime` of a checkout (or the stand-in) importable, with stubs for what it needs."""
+def install(framework: str, source: Path, place: Place) -> None:
+    """Makes a framework of a checkout (or its stand-in) importable, and stubs for what it needs."""
     own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
     _module("ray", get=get, ObjectRef=Call)
     _module("ray.actor", ActorHandle=object)
+    _install_megatron(place, own)
+    sys.path.insert(0, str(source))
+    if source == STAND_IN:
+        return
+    _module("tqdm", tqdm=_Bar)
+    _module("httpx", AsyncClient=object)
+    utils = source / framework / "backends" / "megatron_utils"
+    _package(f"{framework}.backends", utils.parent)
+    _package(f"{framework}.backends.megatron_utils", utils)
+    _module(f"{framework}.backends.megatron_utils.megatron_to_hf", convert_to_hf=_convert)
+    if framework == "slime":
+        stream = type("Stream", (), {"synchronize": lambda self: None})()
+        device = {"current_stream": lambda: stream, "current_device": lambda: "cpu"}
+        _module("slime.utils.accelerator", **device)
+    else:
+        _install_for_miles(place, own)
+
+
+def _install_megatron(place: Place, own: Any) -> None:
     mpu = _module(
         "megatron.core.mpu",
         get_data_parallel_rank=lambda with_context_parallel: place.replica,
@@ -75,17 +94,17 @@ def install(source: Path, place: Place) -> None:
         "megatron.core.transformer.transformer_layer",
         get_transformer_layer_offset=lambda config, vp_stage=None: 0,
     )
-    sys.path.insert(0, str(source))
-    if source == STAND_IN:
-        return
-    _module("tqdm", tqdm=_Bar)
-    _module("httpx", AsyncClient=object)
-    stream = type("Stream", (), {"synchronize": lambda self: None})()
-    _module("slime.utils.accelerator", current_stream=lambda: stream, current_device=lambda: "cpu")
-    megatron_utils = source / "slime" / "backends" / "megatron_utils"
-    _package("slime.backends", megatron_utils.parent)
-    _package("slime.backends.megatron_utils", megatron_utils)
-    _module("slime.backends.megatron_utils.megatron_to_hf", convert_to_hf=_convert)
+
+
+def _install_for_miles(place: Place, own: Any) -> None:
+    alone = SimpleNamespace(rank=0, size=1, group=own)
+    replicas = SimpleNamespace(rank=place.replica, size=2, group=None)
+    state = SimpleNamespace(intra_dp_cp=replicas, tp=alone, ep=alone, etp=alone)
+    _package("miles.backends.training_utils")
+    _module("miles.backends.training_utils.parallel", get_parallel_state=lambda: state)
+    _module("miles.utils.ft_utils.process_group_utils", GeneralPGUtil=object)
+    _module("miles.utils.logging_utils", configure_logger_raw=None)
+    torch.cuda.current_device = lambda: "cpu"
 
 
 def _convert(args: Any, model_name: str, name: str, tensor: torch.Tensor, config: Any) -> list:

@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from slime_engine import apply_version, digest_of_bytes, read_tensors
-from slime_run import COPIED, TENSORS, Script, run, weights_at
+from slime_engine import digest_of_bytes
+from slime_run import COPIED, TENSORS, Script, run
+from slime_script import START, decoded, sync_of, truth
 
 from gymfast.integrations import slime
 
@@ -33,28 +33,6 @@ def _source() -> Path | None:
 
 SOURCE = _source()
 BOTH = pytest.mark.parametrize("is_gymfast", [False, True], ids=["slime", "gymfast"])
-
-
-def truth(step: int) -> dict[str, bytes]:
-    return {
-        name: tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
-        for name, tensor in weights_at(step).items()
-    }
-
-
-def decoded(script: Script) -> list[dict[str, bytes]]:
-    """The state after each version, by the reader of the tests."""
-    states = [read_tensors(script.base)]
-    for number, path in enumerate(sorted(script.versions.glob("weight_v*")), 1):
-        states.append(states[-1] | apply_version(path, number, states[-1]))
-    return states
-
-
-def sync_of(step: int) -> list[tuple[Any, ...]]:
-    return [("train", step), ("sync",)]
-
-
-START = [("connect", "a", "b"), ("sync",)]
 
 
 @BOTH

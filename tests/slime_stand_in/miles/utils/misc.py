@@ -1,0 +1,3 @@
+from slime.utils.misc import load_function
+
+__all__ = ["load_function"]
