@@ -54,7 +54,7 @@ $(VENV)/.torch: $(VENV)/.created
 $(VENV)/.built: CMakeLists.txt pyproject.toml $(CPP) $(VENV)/.group-build
 	@mkdir -p build
 	$(LOCK) $(PIP) install -qq --no-build-isolation --no-deps --editable . \
-		-C cmake.define.GYMFAST_WARNINGS_AS_ERRORS=$(if $(CI),ON,OFF)
+		--config-settings=cmake.define.GYMFAST_WARNINGS_AS_ERRORS=$(if $(CI),ON,OFF)
 	@touch $@
 
 build: $(VENV)/.built

@@ -1,8 +1,10 @@
-"""A CUDA device of ordinary memory: torch tensors that say "cuda:0", and kernels in the shim."""
+"""CUDA devices of ordinary memory: torch tensors that say "cuda:0", and kernels in the shim."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from types import ModuleType
 
@@ -13,15 +15,18 @@ import gymfast
 from gymfast.delta import memory
 
 ALIGNMENT = 512
-DEVICE = torch.device("cuda", 0)
+# Copies that a non-blocking copy has only announced.
+_waiting: list[Callable[[], object]] = []
 
 
 class FakeCuda(torch.Tensor):
     """A tensor in CPU memory whose device is cuda:0; what is made from it is one too."""
 
+    index = 0
+
     @property
     def device(self) -> torch.device:
-        return DEVICE
+        return torch.device("cuda", self.index)
 
     @property
     def is_cuda(self) -> bool:
@@ -36,18 +41,6 @@ class FakeCuda(torch.Tensor):
     def numpy(self):
         raise TypeError("can't convert cuda:0 device type tensor to numpy")
 
-    def to(self, place, copy: bool = False) -> FakeCuda:
-        assert place == str(DEVICE)
-        assert copy
-        return self.clone()
-
-    def new_empty(self, size: int, *, dtype: torch.dtype) -> FakeCuda:
-        """Garbage, aligned as CUDA aligns what it gives."""
-        assert dtype is torch.uint8
-        memory = torch.full((size + ALIGNMENT,), 0xA5, dtype=torch.uint8)
-        start = -memory.data_ptr() % ALIGNMENT
-        return memory[start : start + size].as_subclass(FakeCuda)
-
     def __dlpack_device__(self):
         return self.plain().__dlpack_device__()
 
@@ -55,9 +48,30 @@ class FakeCuda(torch.Tensor):
         return self.plain().__dlpack__(**options)
 
 
-def to_device(value: torch.Tensor) -> FakeCuda:
+class SecondFakeCuda(FakeCuda):
+    """A tensor on cuda:1."""
+
+    index = 1
+
+
+class FakePinned(torch.Tensor):
+    """A tensor in pinned memory: what is copied to it without waiting comes late."""
+
+    def copy_(self, other: torch.Tensor, non_blocking: bool = False) -> FakePinned:
+        target = self.as_subclass(torch.Tensor)
+        if non_blocking:
+            _waiting.append(lambda: target.copy_(other))
+        else:
+            target.copy_(other)
+        return self
+
+
+KINDS = {"cuda": FakeCuda, "cuda:0": FakeCuda, "cuda:1": SecondFakeCuda, "pinned": FakePinned}
+
+
+def to_device(value: torch.Tensor, place: str = "cuda:0") -> torch.Tensor:
     """A copy on the device; on the real one where there is a GPU."""
-    return value.cuda() if torch.cuda.is_available() else value.clone().as_subclass(FakeCuda)
+    return value.to(place) if torch.cuda.is_available() else value.clone().as_subclass(KINDS[place])
 
 
 @dataclass
@@ -65,17 +79,15 @@ class Stream:
     cuda_stream: int = 0
 
     def synchronize(self) -> None:
-        pass
+        while _waiting:
+            _waiting.pop(0)()
 
 
-def zeros(num_bytes: int, place: str):
-    """As gymfast.delta.memory.zeros, on the device that is not there."""
-    if memory.kind_of(place) == memory.CUDA:
-        return torch.zeros(num_bytes, dtype=torch.uint8).as_subclass(FakeCuda)
-    return real_zeros(num_bytes, place)
-
-
-real_zeros = memory.zeros
+def empty(num_bytes: int, place: str) -> torch.Tensor:
+    """Garbage, aligned as CUDA aligns what it gives."""
+    garbage = torch.full((num_bytes + ALIGNMENT,), 0xA5, dtype=torch.uint8)
+    start = -garbage.data_ptr() % ALIGNMENT
+    return garbage[start : start + num_bytes].as_subclass(KINDS[place])
 
 
 def install(module: ModuleType, patch: pytest.MonkeyPatch) -> None:
@@ -83,6 +95,6 @@ def install(module: ModuleType, patch: pytest.MonkeyPatch) -> None:
     patch.delitem(sys.modules, "gymfast.delta.backends.cuda", raising=False)
     patch.setitem(sys.modules, "gymfast._cuda", module)
     patch.setattr(gymfast, "_cuda", module, raising=False)
-    patch.setattr(memory, "zeros", zeros)
-    patch.setattr(memory, "empty_pinned", lambda size: torch.empty(size, dtype=torch.uint8))
-    patch.setattr(torch.cuda, "current_stream", lambda device=None: Stream())
+    patch.setattr(memory, "empty", empty)
+    patch.setattr(torch.cuda, "current_stream", lambda device: Stream())
+    patch.setattr(torch.cuda, "device", lambda device: nullcontext())

@@ -69,6 +69,9 @@ class Controls:
     def set_launch_error(self, number: int) -> None:
         self._library.shim_set_launch_error(number)
 
+    def set_load_error(self, number: int) -> None:
+        self._library.shim_set_load_error(number)
+
     def set_current_device(self, device: int) -> None:
         self._library.shim_set_current_device(device)
 
@@ -81,4 +84,5 @@ class Controls:
     def reset(self) -> None:
         self._library.shim_forget_memory()
         self.set_launch_error(0)
+        self.set_load_error(0)
         self.set_current_device(0)

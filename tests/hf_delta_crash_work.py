@@ -19,12 +19,13 @@ for algorithm in HEX_DIGITS:
 
 def follow(folder: str) -> None:
     """A pull of version 3 into `local` of the folder."""
-    pull(Path(folder, "local"), Path(folder, "base"), Path(folder, "versions"), 3)
+    pull(Path(folder, "local"), Path(folder, "base"), Path(folder, "versions"), 3, threads=1)
 
 
 def publish(folder: str) -> None:
     """Version 4 of the folder, from `expected-3` to `base`."""
-    publish_delta(Path(folder, "versions"), 4, Path(folder, "expected-3"), Path(folder, "base"))
+    versions, old, new = (Path(folder, name) for name in ("versions", "expected-3", "base"))
+    publish_delta(versions, 4, old, new, threads=1)
 
 
 def publish_whole(folder: str) -> None:

@@ -44,8 +44,8 @@ main() {
     command -v nvcc >/dev/null || stop "no nvcc here, and GYMFAST_WHEEL names no wheel"
     # Code for several architectures at a time.
     CUDAFLAGS="${CUDAFLAGS:-} --threads 4" install . --no-build-isolation \
-      -C cmake.define.GYMFAST_CUDA=ON \
-      -C "cmake.define.nanobind_DIR=$("$python" -P -m nanobind --cmake_dir)" || stop "gymfast does not build here"
+      --config-settings=cmake.define.GYMFAST_CUDA=ON \
+      --config-settings="cmake.define.nanobind_DIR=$("$python" -P -m nanobind --cmake_dir)" || stop "gymfast does not build here"
   fi
   echo "installed after $SECONDS s"
   local left_s=$((budget_s - SECONDS))

@@ -222,7 +222,10 @@ inline void require_apart(Arrays arrays) {
 
 inline void require_stream(cudaStream_t stream, int device) {
   int found = device;
-  require_cuda(cudaStreamGetDevice(stream, &found), "stream");
+  const cudaError_t error = forget(cudaStreamGetDevice(stream, &found));
+  // A driver from before 12.8 cannot say, and runs everything else.
+  if (error == cudaErrorCallRequiresNewerDriver) return;
+  require_cuda(error, "stream");
   if (found == device) return;
   refuse("stream is of CUDA device " + std::to_string(found) + ", the arrays are on " +
          std::to_string(device) + ": pass a stream of their device");

@@ -100,11 +100,23 @@ cudaError_t launch(void (*kernel)(Params...), std::uint64_t num_groups, unsigned
   kernel<<<static_cast<unsigned>(num_groups), num_threads, 0, stream>>>(args...);
   return cudaGetLastError();
 }
+
+// Brings the code of a kernel onto the device, which its first launch would do otherwise.
+template <class... Params>
+cudaError_t load(void (*kernel)(Params...)) {
+  cudaFuncAttributes attributes;
+  return cudaFuncGetAttributes(&attributes, kernel);
+}
 #else
 template <class... Params, class... Args>
 cudaError_t launch(void (*kernel)(Params...), std::uint64_t num_groups, unsigned num_threads,
                    cudaStream_t, Args... args) {
   return shim::run_grid(static_cast<unsigned>(num_groups), num_threads, [&] { kernel(args...); });
+}
+
+template <class... Params>
+cudaError_t load(void (*)(Params...)) {
+  return shim::load_error();
 }
 #endif
 

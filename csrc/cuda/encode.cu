@@ -83,6 +83,10 @@ CallStatus launch_encode(const Run& run, std::uint8_t* base, const std::uint8_t*
   if (diff_groups > kMaxGroups) return refuse("too many blocks for one call: take fewer");
   Launcher run_kernel(stream);
   const bool by_class = run.params.profile != Profile::kFast;
+  if (by_class) run_kernel.load(scan_classes_kernel, order_kernel<T>);
+  run_kernel.load(by_class ? diff_ranks_kernel<T> : diff_kernel<T>, scan_counts_kernel,
+                  compact_kernel<T>, plan_kernel<T>, size_sections_kernel<T>,
+                  place_sections_kernel<T>, clear_body_kernel<T>, pack_kernel<T>);
   run_kernel(by_class ? diff_ranks_kernel<T> : diff_kernel<T>, diff_groups, kDiffThreads, diff);
   run_kernel(scan_counts_kernel, run.num_blocks, kThreads, diff.counts, diff.chunks_per_block,
              parts.totals, diff.deltas);

@@ -99,6 +99,7 @@ struct Runtime {
   std::vector<Region> regions;
   std::vector<StreamDevice> streams;
   cudaError_t launch_error = cudaSuccess;
+  cudaError_t load_error = cudaSuccess;
   std::uint64_t num_launches = 0;
   int device = 0;
 };
@@ -318,6 +319,10 @@ void set_stream_device(cudaStream_t stream, int device) {
   runtime().streams.push_back({stream, device});
 }
 void set_launch_error(cudaError_t error) { runtime().launch_error = error; }
+
+void set_load_error(cudaError_t error) { runtime().load_error = error; }
+
+cudaError_t load_error() { return runtime().load_error; }
 std::uint64_t num_launches() { return runtime().num_launches; }
 
 void set_descending(bool is_descending) { machine().is_descending = is_descending; }

@@ -28,6 +28,7 @@ enum cudaError_t : int {
   cudaSuccess = 0,
   cudaErrorInvalidValue = 1,
   cudaErrorInsufficientDriver = 35,
+  cudaErrorCallRequiresNewerDriver = 36,
   cudaErrorNoDevice = 100,
   cudaErrorLaunchFailure = 719,
 };
@@ -61,6 +62,8 @@ void set_stream_device(cudaStream_t stream, int device);
 
 // All launches fail with this error, and run nothing, until it is cudaSuccess again.
 void set_launch_error(cudaError_t error);
+void set_load_error(cudaError_t error);
+cudaError_t load_error();
 std::uint64_t num_launches();
 
 struct Index {

@@ -47,6 +47,12 @@ class Launcher {
       error_ = launch(kernel, num_groups, num_threads, stream_, args...);
     }
   }
+  // Loads all kernels of a call before its first launch: where memory of the device is short, a
+  // later one must not fail after tensors were written.
+  template <class... Kernels>
+  void load(Kernels... kernels) {
+    ((error_ = error_ == cudaSuccess ? cuda::load(kernels) : error_), ...);
+  }
   CallStatus status() const {
     if (error_ == cudaSuccess) return {};
     return {Error::kBadArgument, error_, "CUDA refused a launch: see the CUDA error"};

@@ -12,12 +12,12 @@ import numpy as np
 from gymfast.delta.apply_plan import Action, Spec, Step
 from gymfast.delta.backends import Backend
 from gymfast.delta.geometry import Geometry
-from gymfast.delta.memory import CPU, count_different
+from gymfast.delta.memory import CPU, assign, count_different
 from gymfast.delta.records import BlocksRecord, Digest
-from gymfast.delta.state import Rows, Slot, State, zero_rows
+from gymfast.delta.state import Rows, Slot, State, room_for, zero_rows
 from gymfast.delta.tensors import Tensor, like, overlapping, why_not_live, zeros
 from gymfast.delta.workers import OrderedWorkers
-from gymfast.errors import BudgetError, ChecksumError, FormatError
+from gymfast.errors import ChecksumError, FormatError, GymfastError
 
 _RESULT_MISMATCH = 61
 
@@ -97,8 +97,7 @@ class Executor:
 
     def run(self) -> None:
         """All steps. Raises ChecksumError if it fails half way: the state is then inconsistent."""
-        place = self._state.usual_place
-        built = {s.name: new_slot(s, place) for s in self._of(Action.BUILD)}
+        built = {s.name: new_slot(s, self._place_of(s.name)) for s in self._of(Action.BUILD)}
         self._write(built, list(self._of(Action.BUILD)))
         if self._reset:
             self._rows = {
@@ -121,6 +120,11 @@ class Executor:
             if self._state.mapping is not None:
                 self._update_mapping(self._state.mapping)
 
+    def _place_of(self, name: str) -> str:
+        """Where a tensor is built: where the old one of that name is, else by the first one."""
+        slot = self._state.slots.get(name)
+        return self._state.usual_place if slot is None else slot.tensor.place
+
     def _of(self, action: Action) -> Iterator[Step]:
         return (step for step in self._steps if step.action is action)
 
@@ -139,7 +143,7 @@ class Executor:
     def _copy(self, step: Step) -> None:
         slot, target = self._state.slots[step.name], self._state.slots[step.record.target]
         self.num_changed += count_different(slot.tensor.data, target.tensor.data)
-        slot.tensor.data[:] = target.tensor.data
+        assign(slot.tensor.data, target.tensor.data)
         slot.geometry, slot.rows = target.geometry, target.rows.copy()
 
     def _update_mapping(self, mapping: MutableMapping[str, Any]) -> None:
@@ -160,14 +164,8 @@ def new_slot(step: Step, place: str) -> Slot:
     """
     geometry = step.record.geometry
     rows = zero_rows(step.name, geometry)
-    try:
+    with room_for(step.name, geometry.num_bytes, place):
         tensor = zeros(*step.spec, place)
-    except (MemoryError, ValueError) as error:  # ValueError: larger than the address space
-        raise BudgetError(
-            f"tensor {step.name!r} needs {geometry.num_bytes} bytes of {place} memory, this "
-            "process gets no such memory: nothing was written; free memory, or apply to a "
-            "checkpoint (gymfast.delta.checkpoint)"
-        ) from error
     return Slot(tensor, geometry, rows)
 
 
@@ -235,10 +233,12 @@ def _half_written(state: State) -> Iterator[None]:
     state.is_consistent = False
     try:
         yield
-    except FormatError as error:
-        raise ChecksumError(
+    except GymfastError as error:
+        text = (
             f"{error}; tensors were already written, so the base is now inconsistent: restore it "
-            "from an anchor (gymfast.delta.restore)",
-            error.number,
-        ) from error
+            "from an anchor (gymfast.delta.restore)"
+        )
+        if isinstance(error, FormatError):
+            raise ChecksumError(text, error.number) from error
+        raise type(error)(text) from error
     state.is_consistent = True

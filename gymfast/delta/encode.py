@@ -56,7 +56,8 @@ class Encoder:
     """Encodes versions against a state that it keeps up to date in the same pass.
 
     Between `encode` and `commit` the way back is kept: at most 4 bytes per changed unit of 2
-    bytes (6 per unit of 4) or the changed blocks, whichever is less, plus the tensors that were
+    bytes (6 per unit of 4) or the changed blocks (on a GPU the old units and a bit for each unit),
+    whichever is less (with Triton 8 bytes and the old unit per change), plus the tensors that were
     replaced or removed, plus 16 bytes per block and 4 per 65,536 units. Of it, memory up to a
     sixteenth of the state stays allocated for the next version. Tensors that are new, or no
     longer tied, get memory of the state's own. With several threads up to two sections (16 MiB
@@ -94,6 +95,11 @@ class Encoder:
         return self._state
 
     @property
+    def undo_bytes(self) -> int:
+        """Bytes that the way back from the open version takes so far; 0 if there is none."""
+        return self._memory.num_bytes
+
+    @property
     def stats(self) -> EncodeStats:
         """What the newest version cost (so far)."""
         return self._pass.stats if self._pass else self._stats
@@ -101,7 +107,9 @@ class Encoder:
     def encode(self, new: Weights) -> Iterator[bytes]:
         """The sections of the frame for `new`, each as soon as it is known.
 
-        The state holds `new` once the iterator is exhausted; then commit or rollback.
+        The state holds `new` once the iterator is exhausted; then commit or rollback. Tensors on a
+        GPU have to be ready on the current stream of the calling thread, which has to be the same
+        stream for all sections.
         Raises ValueError if the version before is neither committed nor rolled back, or if new
         shares memory with the state; ChainError if the state is inconsistent; TypeError and
         ValueError for weights that no frame can carry.

@@ -17,10 +17,12 @@ from gymfast.delta.encode_plan import Entry
 from gymfast.delta.frame import FAST, EndEntry, FrameWriter, Kind, Status, TensorRecord, root_of
 from gymfast.delta.memory import Data
 from gymfast.delta.records import Digest
-from gymfast.delta.state import Slot, State
+from gymfast.delta.state import Slot, State, room_for
 from gymfast.delta.tensors import Tensor, as_tensor, zeros
 from gymfast.delta.undo import Undo
 from gymfast.delta.workers import OrderedWorkers
+
+_NO_BYTES = np.zeros(0, np.uint8)
 
 
 @dataclass(frozen=True)
@@ -216,12 +218,20 @@ class EncodePass:
         rows = np.zeros((entry.geometry.num_blocks, 2), np.uint64)
         if self._update:
             place = self._state.place_beside(entry.place)
-            return Slot(zeros(entry.dtype, entry.shape, place), entry.geometry, rows)
-        num_bytes = entry.geometry.num_bytes
-        kept = self._zeros.get(entry.place)
-        if kept is None or memory.size_of(kept) < num_bytes:
-            kept = self._zeros[entry.place] = memory.zeros(num_bytes, entry.place)
-        return Slot(Tensor(entry.dtype, entry.shape, kept[:num_bytes]), entry.geometry, rows)
+            with room_for(entry.name, entry.geometry.num_bytes, place):
+                tensor = zeros(entry.dtype, entry.shape, place)
+            return Slot(tensor, entry.geometry, rows)
+        data = self._zeros_for(entry)
+        return Slot(Tensor(entry.dtype, entry.shape, data), entry.geometry, rows)
+
+    def _zeros_for(self, entry: Entry) -> Data:
+        """Bytes of zero that stand for the base of a tensor that has none; they are not written."""
+        num_bytes, place = entry.geometry.num_bytes, entry.place
+        if memory.size_of(self._zeros.get(place, _NO_BYTES)) < num_bytes:
+            self._zeros.pop(place, None)  # before there are two of them
+            with room_for(entry.name, num_bytes, place):
+                self._zeros[place] = memory.zeros(num_bytes, place)
+        return self._zeros.get(place, _NO_BYTES)[:num_bytes]
 
     def _blocks(
         self, entry: Entry, slot: Slot, new: Tensor, params: BlockParams, first: int, count: int

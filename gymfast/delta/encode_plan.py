@@ -75,6 +75,8 @@ def _entry(state: State, name: str, value: Any, target: str, memory: Identity | 
         kind = Kind.ADDED if slot is None else Kind.REPLACED
         geometry = state.plan(dtype, shape)
     place = place_of_value(value)
+    if place == PINNED:  # a tensor of a pinned state, which the CPU can read as it is
+        value, place = value.on_host(), CPU
     if slot is not None and kind is Kind.DELTA and not target:
         _require_reachable(name, slot.tensor.place, place)
     return Entry(

@@ -34,7 +34,7 @@ def is_flat(data: Data) -> bool:
     """Whether data is what the codec works on: contiguous, 1-D, bytes."""
     if isinstance(data, np.ndarray):
         return data.dtype == np.uint8 and data.ndim == 1 and data.flags.c_contiguous
-    return bool(data.dtype == _torch().uint8 and data.dim() == 1 and data.is_contiguous())
+    return bool(str(data.dtype) == "torch.uint8" and data.dim() == 1 and data.is_contiguous())
 
 
 def size_of(data: Data) -> int:
@@ -55,43 +55,54 @@ def is_writable(data: Data) -> bool:
 
 
 def zeros(num_bytes: int, place: str) -> Data:
-    """Bytes of zero.
+    """Bytes of zero; raises as `empty` does."""
+    return np.zeros(num_bytes, np.uint8) if place == CPU else empty(num_bytes, place).zero_()
+
+
+def empty(num_bytes: int, place: str) -> Data:
+    """Bytes of any value in pinned or CUDA memory, from the allocators of torch.
 
     Raises MemoryError if there is no room for them, MissingDependencyError if there is no GPU.
     """
-    if place == CPU:
-        return np.zeros(num_bytes, np.uint8)
-    torch = _torch()
+    import torch
+
     if not torch.cuda.is_available():
         raise MissingDependencyError(
             f"{place} memory is asked for, and torch {torch.__version__} finds no GPU: use "
             "backend='cpu' (or 'auto', which follows the tensors), or a CUDA build of torch"
         )
+    where: dict[str, Any] = {"pin_memory": True} if place == PINNED else {"device": place}
     try:
-        if place == PINNED:
-            return empty_pinned(num_bytes).zero_()
-        return torch.zeros(num_bytes, dtype=torch.uint8, device=place)
-    except torch.OutOfMemoryError as error:
+        return torch.empty(num_bytes, dtype=torch.uint8, **where)
+    except RuntimeError as error:  # OutOfMemoryError, and what CUDA says of pinned memory
         raise MemoryError(str(error)) from error
 
 
-def empty_pinned(num_bytes: int) -> Data:
-    """Pinned bytes of any value, from torch, which keeps what is freed for the next caller."""
-    torch = _torch()
-    return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
+def allocated_bytes(num_bytes: int, place: str) -> int:
+    """What memory of that size takes: torch rounds pinned memory up to a power of two."""
+    is_rounded = place == PINNED and num_bytes > 0
+    return 1 << (num_bytes - 1).bit_length() if is_rounded else num_bytes
 
 
 def copy_to(data: Data, place: str) -> Data:
-    """A copy of some bytes at a place, complete on return where the CPU may look at it."""
+    """A copy of some bytes at a place; raises as `empty` does."""
     if place == CPU:
         return data.copy() if isinstance(data, np.ndarray) else data.cpu().numpy().copy()
+    copied = empty(size_of(data), place)
+    assign(copied, data)
+    return copied
+
+
+def assign(data: Data, other: Data) -> None:
+    """Makes data the bytes of other, wherever both lie; complete where the CPU may look at it."""
     if isinstance(data, np.ndarray):
-        data = _torch().from_numpy(data)
-    if place == PINNED:
-        copied = empty_pinned(size_of(data))
-        copied.copy_(data)
-        return copied
-    return data.to(place, copy=True)
+        data[:] = other if isinstance(other, np.ndarray) else other.cpu().numpy()
+        return
+    if isinstance(other, np.ndarray):
+        import torch
+
+        other = torch.from_numpy(other if other.flags.writeable else other.copy())
+    data.copy_(other)
 
 
 def on_host(data: Data) -> U8:
@@ -104,11 +115,6 @@ def count_different(data: Data, other: Data) -> int:
     """Bytes that differ."""
     if isinstance(data, np.ndarray) and isinstance(other, np.ndarray):
         return int(np.count_nonzero(data != other))
+    if place_of(data) != place_of(other):
+        return count_different(copy_to(data, CPU), copy_to(other, CPU))
     return int((data != other).sum())
-
-
-def _torch() -> Any:
-    """torch; ImportError where it is not installed."""
-    import torch
-
-    return torch

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,6 +57,22 @@ def digest_of(rows: Rows) -> Digest:
     else:
         first, second = np.add.reduce(rows, axis=0).tolist()
     return first, second
+
+
+@contextmanager
+def room_for(name: str, num_bytes: int, place: str) -> Iterator[None]:
+    """Makes memory for a tensor that is not there a BudgetError; nothing else may be in the block.
+
+    NumPy says ValueError for what is larger than the address space.
+    """
+    try:
+        yield
+    except (MemoryError, ValueError) as error:
+        raise BudgetError(
+            f"tensor {name!r} needs {num_bytes} bytes of {place} memory, this process gets no such "
+            f"memory ({error}): free memory, or choose another place for it (snapshot='pinned' "
+            "of a publisher, memory of your own by State.attach, a checkpoint in files)"
+        ) from error
 
 
 def zero_rows(name: str, geometry: Geometry) -> Rows:
@@ -156,14 +173,16 @@ class State:
         """A state with its own copy of the bytes: the snapshot of a publisher.
 
         The copy lies "beside" the weights, on the device that each tensor is on, or in "pinned"
-        CPU memory, through which an encode streams; `memory_bytes` says what it takes. To use
-        memory of your own, such as a second BF16 copy, fill it and `attach` it.
-        Raises ValueError for "pinned" with weights in CPU memory, BudgetError for too little.
+        CPU memory, through which an encode streams (tensors in CPU memory stay there);
+        `memory_bytes` says what it takes. To use memory of your own, such as a second BF16 copy,
+        fill it and `attach` it.
+        Raises ValueError for "pinned" with all weights in CPU memory, BudgetError for too little.
         """
         state = cls(block_units=block_units, tiled=tiled, backend=backend, threads=threads)
-        state.snapshot = snapshot
+        state.snapshot = check_snapshot(snapshot)
         copies: dict[int, Tensor] = {}
         tensors = gather(weights)
+        _check_pinned(snapshot, tensors)
         for name, tensor in tensors.items():
             if id(tensor) not in copies:
                 copies[id(tensor)] = state._copy(name, tensor)
@@ -210,13 +229,14 @@ class State:
     def memory_bytes(self) -> dict[str, int]:
         """Bytes that this state allocated, by place: "cpu", "pinned" or a device ("cuda:0").
 
-        Memory that was attached or is only read counts nothing. What a GPU needs on top while it
-        encodes or applies is bounded: see docs/gpu.md.
+        Each tensor in pinned memory counts as the power of two to which torch rounds it. Memory
+        that was attached or is only read counts nothing. What a GPU needs on top while it encodes
+        or applies is bounded: see docs/gpu.md.
         """
         sizes: dict[str, int] = {}
         for slot in self._distinct().values() if self.owns_memory else ():
-            place = slot.tensor.place
-            sizes[place] = sizes.get(place, 0) + slot.tensor.num_bytes
+            place, num_bytes = slot.tensor.place, slot.tensor.num_bytes
+            sizes[place] = sizes.get(place, 0) + memory.allocated_bytes(num_bytes, place)
         return sizes
 
     @property
@@ -227,14 +247,8 @@ class State:
 
     def place_beside(self, place: str) -> str:
         """Where this state keeps a tensor whose new bytes lie at a place."""
-        if self.snapshot == "beside" or memory.kind_of(place) == memory.PINNED:
-            return place
-        if place == memory.CPU:
-            raise ValueError(
-                "snapshot='pinned' is for weights in CUDA memory, a tensor is in CPU memory: leave "
-                "the option out"
-            )
-        return memory.PINNED
+        is_device = memory.kind_of(place) == memory.CUDA
+        return memory.PINNED if is_device and self.snapshot == "pinned" else place
 
     def tensor_digest(self, name: str) -> Digest:
         """H[0] and H[1] of one tensor; KeyError if there is none of this name."""
@@ -275,7 +289,9 @@ class State:
     def untie(self, name: str) -> None:
         """Gives a name memory of its own, with the same bytes."""
         slot = self.slots[name]
-        self.slots[name] = Slot(slot.tensor.copy(), slot.geometry, slot.rows.copy())
+        with room_for(name, slot.tensor.num_bytes, slot.tensor.place):
+            tensor = slot.tensor.copy()
+        self.slots[name] = Slot(tensor, slot.geometry, slot.rows.copy())
 
     def require_consistent(self) -> None:
         """Raises ChainError if a version is half written."""
@@ -308,14 +324,9 @@ class State:
         place = self.place_beside(tensor.place)
         if tensor.is_copy and place == tensor.place:
             return tensor
-        try:
+        require_kinds(self.backend, place, f"the snapshot of tensor {name!r}")
+        with room_for(name, tensor.num_bytes, place):
             return tensor.copy(place)
-        except MemoryError as error:
-            raise BudgetError(
-                f"tensor {name!r}: the snapshot needs {tensor.num_bytes} bytes of {place} memory, "
-                f"which is not there ({error}): nothing was published; choose another place "
-                "(snapshot='pinned'), or attach memory of your own"
-            ) from error
 
     def _distinct(self) -> dict[str, Slot]:
         """One name, the first, for each slot."""
@@ -343,6 +354,22 @@ def gather(weights: Weights) -> dict[str, Tensor]:
         if key:
             seen[key] = tensor
     return tensors
+
+
+def check_snapshot(snapshot: SnapshotPlace) -> SnapshotPlace:
+    """The place itself; ValueError if there is none of this name."""
+    if snapshot not in get_args(SnapshotPlace):
+        raise ValueError(f"snapshot {snapshot!r}, expected one of beside, pinned")
+    return snapshot
+
+
+def _check_pinned(snapshot: SnapshotPlace, tensors: Mapping[str, Tensor]) -> None:
+    places = {tensor.place for tensor in tensors.values()}
+    if snapshot == "pinned" and places == {memory.CPU}:
+        raise ValueError(
+            "snapshot='pinned' is for weights in CUDA memory, and all of these are in CPU memory: "
+            "leave the option out"
+        )
 
 
 def _check_live(tensors: Mapping[str, Tensor]) -> None:

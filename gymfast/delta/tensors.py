@@ -167,7 +167,7 @@ def identity(value: Any) -> Identity | None:
         address, strides = value.__array_interface__["data"][0], value.strides
         dtype, shape, num_bytes = _numpy_tag(value.dtype), value.shape, value.size
         strides = () if value.flags.c_contiguous else strides
-    elif _is_torch(value):
+    elif _is_torch(value) and _has_own_memory(value):
         address, strides = value.data_ptr(), tuple(value.stride())
         dtype, shape, num_bytes = _torch_tag(value), tuple(value.shape), value.numel()
         strides = () if value.is_contiguous() else strides
@@ -269,6 +269,11 @@ def _torch_spec(value: Any, name: str) -> tuple[str, tuple[int, ...]]:
             f"{name!r}: {value.dtype} has no safetensors tag: convert it, or pass its bytes as "
             ".view(torch.uint8)"
         )
+    if not _has_own_memory(value):
+        raise TypeError(
+            f"{name!r} is a {type(value).__name__}, which has no memory of its own: of a "
+            "DTensor pass the local part (.to_local()) or the whole (.full_tensor())"
+        )
     if value.device.type not in (memory.CPU, memory.CUDA) or str(value.layout) != "torch.strided":
         raise TypeError(
             f"{name!r} is {value.layout} on {value.device}, expected torch.strided on cpu or cuda: "
@@ -278,6 +283,12 @@ def _torch_spec(value: Any, name: str) -> tuple[str, tuple[int, ...]]:
     if tag == "F4":  # two elements to a byte, as safetensors counts them
         shape = (*shape[:-1], shape[-1] * 2) if shape else (2,)
     return tag, shape
+
+
+def _has_own_memory(value: Any) -> bool:
+    """False for wrappers such as DTensor, whose address is that of no bytes, and for fakes."""
+    torch: Any = sys.modules["torch"]
+    return type(value).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
 
 
 def _from_torch(value: Any, dtype: str, shape: tuple[int, ...]) -> Tensor:

@@ -28,14 +28,16 @@ class UndoMemory:
         self._chunks: list[U8] = []
         self._current = 0
         self._used = 0
+        self.num_bytes = 0
         self._lock = Lock()
 
     def keep(self, blob: bytes) -> memoryview:
         """A copy of the blob, valid until clear()."""
         size = len(blob)
-        if size > _CHUNK_BYTES // 4:  # a chunk never loses more than a quarter of its room
-            return memoryview(blob)
         with self._lock:
+            self.num_bytes += size
+            if size > _CHUNK_BYTES // 4:  # a chunk never loses more than a quarter of its room
+                return memoryview(blob)
             if self._current < len(self._chunks) and self._used + size > _CHUNK_BYTES:
                 self._current, self._used = self._current + 1, 0
             if self._current == len(self._chunks):
@@ -49,7 +51,7 @@ class UndoMemory:
         """Everything kept is forgotten; what was returned may be overwritten."""
         with self._lock:
             del self._chunks[self._max_kept_chunks :]
-            self._current = self._used = 0
+            self._current = self._used = self.num_bytes = 0
 
 
 @dataclass
@@ -68,7 +70,8 @@ class Undo:
     def run(self, state: State, backend: Backend, threads: int) -> None:
         """Puts the state back; safe to repeat after an interruption.
 
-        Raises GymfastError if an interrupt came between an update and the note of it.
+        Raises GymfastError if an interrupt came between an update and the note of it, or the
+        device failed there.
         """
         for (name, first), (slot, count) in list(self.pending.items()):
             self._check_pending(name, first, slot, count, backend, threads)
@@ -86,8 +89,8 @@ class Undo:
         found = backend.digest_blocks(slot.tensor.data, slot.geometry, threads, first, count)
         if not np.array_equal(found, saved[first : first + count]):
             raise GymfastError(
-                f"tensor {name!r}: an interrupt came between the update of blocks {first} to "
-                f"{first + count - 1} and the note of their old values: the state cannot be rolled "
-                "back; make a new one and publish an anchor"
+                f"tensor {name!r}: an interrupt, or a device that failed, came between the update "
+                f"of blocks {first} to {first + count - 1} and the note of their old values: the "
+                "state cannot be rolled back; make a new one and publish an anchor"
             )
         del self.pending[name, first]

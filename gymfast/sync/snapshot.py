@@ -11,12 +11,10 @@ from gymfast.delta.encode import Encoder, EncodeStats, Profile, profile_index
 from gymfast.delta.encode_pass import EncodePass, Options
 from gymfast.delta.encode_plan import plan_frame
 from gymfast.delta.geometry import num_bytes_of
-from gymfast.delta.memory import CPU, PINNED
-from gymfast.delta.state import SnapshotPlace, State, num_threads
+from gymfast.delta.memory import CPU, PINNED, allocated_bytes
+from gymfast.delta.state import SnapshotPlace, State, check_snapshot, num_threads
 from gymfast.delta.tensors import Weights, place_of_value, spec_of
 from gymfast.errors import GymfastError
-
-_UNDO_BYTES_PER_CHANGE = 6  # at most; source: gymfast.delta.Encoder
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class Snapshot:
     def __init__(self, settings: EncodeSettings) -> None:
         """No state yet. Raises ValueError for settings that the codec does not know."""
         profile_index(settings.profile)
+        check_snapshot(settings.snapshot)
         self._settings = settings
         self._committed: State | None = None
         self._pending: State | None = None
@@ -70,12 +69,14 @@ class Snapshot:
     def host_bytes_for(self, weights: Weights) -> int:
         """Bytes of CPU memory that a snapshot of these weights takes."""
         is_beside = self._settings.snapshot == "beside"
-        on_host = {
-            name: value
-            for name, value in weights.items()
-            if not is_beside or place_of_value(value) == CPU
-        }
-        return bytes_of(on_host)
+        num_bytes = 0
+        for name, value in weights.items():
+            size = num_bytes_of(*spec_of(value, str(name)))
+            if place_of_value(value) == CPU:
+                num_bytes += size
+            elif not is_beside:
+                num_bytes += allocated_bytes(size, PINNED)
+        return num_bytes
 
     @property
     def num_tensors(self) -> int:
@@ -105,8 +106,7 @@ class Snapshot:
         kept_bytes = self._kept_bytes(weights)
         for section in self._encoder.encode(weights):
             self.stats = self._encoder.stats
-            changes = _UNDO_BYTES_PER_CHANGE * self.stats.num_changed
-            needed = kept_bytes + min(changes, self.stats.raw_bytes)
+            needed = kept_bytes + self._encoder.undo_bytes
             if needed > undo_bytes:
                 raise UndoTooLargeError(f"the way back needs {needed} of {undo_bytes} bytes")
             yield section
@@ -114,13 +114,11 @@ class Snapshot:
     def anchor(self) -> Iterator[bytes]:
         """Sections of a full frame of the newest state, which stays as it is."""
         s, state = self._settings, self._new
-        tensors, backend = state.tensors, s.backend
-        if s.snapshot == "pinned":  # all of it goes out, which needs no GPU
-            tensors = {name: tensor.on_host() for name, tensor in tensors.items()}
-            backend = "auto"
+        # All of a pinned snapshot goes out, which needs no GPU.
+        backend = "auto" if s.snapshot == "pinned" else s.backend
         empty = State(tiled=s.tiled, backend=backend, threads=s.threads)
         options = Options(select(backend), num_threads(s.threads), profile_index(s.profile))
-        one_pass = EncodePass(empty, plan_frame(empty, tensors), options, update=False)
+        one_pass = EncodePass(empty, plan_frame(empty, state.tensors), options, update=False)
         for section in one_pass.sections():
             self.stats = one_pass.stats
             yield section

@@ -81,3 +81,17 @@ def test_fewer_rounds_than_five_are_refused():
     found = run("delta", "--rounds", "3")
     assert found.returncode == 2
     assert "less than 5" in found.stderr
+
+
+def test_frames_of_the_published_format_are_measured_beside_their_peers():
+    found = run(
+        "hf-delta", "--json", "--size", "2MiB", "--density", "1,100", "--rounds", "5", "--hot",
+        "--data", "generator",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    rows = json.loads(found.stdout)["rows"]
+    assert {row["codec"] for row in rows} == {
+        "bound", "xor, zstd level 1", "gymfast xor", "overwrite, zstd level 1", "gymfast overwrite",
+    }  # fmt: skip
+    assert {row["op"] for row in rows} == {"memcpy", "compare", "xxh3-128", "encode"}
+    assert all(row["rounds"] >= 5 and row["gbps"] > 0 for row in rows)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
+import subprocess
+import sys
+import urllib.request
 from pathlib import Path
 
 import numpy as np
@@ -175,3 +179,24 @@ def test_a_version_of_another_base_makes_no_frame(versions, states, gymfast) -> 
 )
 def test_wrong_usage_is_exit_code_2(states, gymfast, words: list[str]) -> None:
     assert gymfast("hf-delta", *words).code == 2
+
+
+def test_the_pull_endpoint_is_served_until_it_is_interrupted(versions, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "gymfast", "serve-pull", "--base", "state-0", "--port", "0"]
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, text=True) as server:
+        url = json.loads(server.stdout.readline())["url"]
+        fields = {"local_checkpoint_dir": "replica", "source_dir": "versions", "target_version": 2}
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(url, json.dumps(fields).encode(), headers)
+        with urllib.request.urlopen(request) as answer:
+            assert json.load(answer) == {"success": True, "message": "Success."}
+        server.send_signal(signal.SIGINT)
+        assert server.wait(timeout=30) == 130
+    assert_bits_equal(read(tmp_path / "replica"), read(tmp_path / "state-2"))
+
+
+def test_serving_other_hosts_needs_a_key(states, gymfast: Gymfast) -> None:
+    words = ["serve-pull", "--base", "state-0", "--host", "0.0.0.0", "--port", "0"]
+    result = gymfast(*words, "--json")
+    assert result.code == 1
+    assert "--key-file" in result.err

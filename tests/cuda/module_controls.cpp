@@ -21,6 +21,10 @@ __attribute__((visibility("default"))) void shim_set_launch_error(int error) {
   gymfast::shim::set_launch_error(static_cast<cudaError_t>(error));
 }
 
+__attribute__((visibility("default"))) void shim_set_load_error(int error) {
+  gymfast::shim::set_load_error(static_cast<cudaError_t>(error));
+}
+
 __attribute__((visibility("default"))) std::uint64_t shim_num_launches() {
   return gymfast::shim::num_launches();
 }

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
 from types import ModuleType
 
 import numpy as np
 import pytest
 import torch
-from cuda_device import FakeCuda, install, to_device
+from cuda_device import install, to_device
+from cuda_module import LAUNCH_FAILURE
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from gymfast import delta
-from gymfast.delta import Encoder, State
+from gymfast.delta import Encoder, State, memory
 from gymfast.delta.backends import select
 from gymfast.errors import BudgetError, ChainError, FormatError, GymfastError
 from gymfast.stores import MemoryStore
@@ -192,53 +195,216 @@ def test_a_frame_for_another_base_is_refused_and_nothing_is_written() -> None:
     assert bits(live) == bits(old)
 
 
+DOWNLOADS = ("sections", "body", "digests", "counts", "index", "before")
+
+
 @snapshots()
-def test_a_failed_call_leaves_the_base_as_it_was(snapshot, monkeypatch) -> None:
+@pytest.mark.parametrize("download", DOWNLOADS)
+def test_a_failed_download_leaves_the_base_as_it_was(snapshot, download, monkeypatch) -> None:
     old = host_weights()
     state = state_of(on_device(old), snapshot, block_units=BLOCK_UNITS)
-    encoder, backend = Encoder(state), select("cuda")
-    source = __import__(type(backend).__module__, fromlist=["_host"])
+    encoder = Encoder(state, profile="fast")  # no samples of classes are downloaded
+    source, calls = module_of("cuda"), []
+    real = source._host
+
+    def fails(data):
+        calls.append(data)
+        if len(calls) == 1 + DOWNLOADS.index(download):
+            raise MemoryError("no room on the host")
+        return real(data)
+
+    root = state.root
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "_host", fails)
+        with pytest.raises(MemoryError, match="no room on the host"):
+            list(encoder.encode(on_device(step(old, 0.3, 1))))
+    assert len(calls) == 1 + DOWNLOADS.index(download)
+    state.is_consistent = True
+    state.verify()  # at once, without a rollback
+    encoder.rollback()
+    assert state.root == root
+    assert bits(state.tensors) == bits(old)
+
+
+def module_of(backend: str):
+    return importlib.import_module(type(select(backend)).__module__)
+
+
+def many_sections(monkeypatch) -> tuple[dict, dict]:
+    """Weights of 20 sections, of one block each, that a call takes all at once."""
+    monkeypatch.setattr("gymfast.delta.geometry.Geometry.section_blocks", lambda _: 1)
+    monkeypatch.setattr(type(select("auto")), "sections_per_call", lambda *_: 20)
+    old = {"w": torch.zeros(20 * BLOCK_UNITS, dtype=torch.int16)}
+    return old, step(old, 0.05, 1)
+
+
+@pytest.fixture
+def limit(monkeypatch):
+    """Sets the largest piece of device memory there is; lists what was refused."""
+    refused, real, most = [], memory.empty, [2**40]
+
+    def short(num_bytes: int, place: str):
+        if place != "pinned" and num_bytes > most[0]:
+            refused.append(num_bytes)
+            raise MemoryError("CUDA out of memory")
+        return real(num_bytes, place)
+
+    def set_limit(num_bytes: int) -> list[int]:
+        most[0] = num_bytes
+        return refused
+
+    monkeypatch.setattr(memory, "empty", short)
+    return set_limit
+
+
+def test_short_memory_makes_more_calls_and_the_same_frame(limit, monkeypatch) -> None:
+    old, new = many_sections(monkeypatch)
+    options = {"block_units": BLOCK_UNITS}
+    expected = delta.encode(State.copy_of(old, **options, backend="cpu"), new)
+    state = State.copy_of(on_device(old), **options)
+    live, sent = on_device(old), on_device(new)
+    target = State.attach(live, **options)
+    refused = limit(90_000)
+    assert frame_of(Encoder(state), sent) == expected
+    assert refused
+    refused.clear()
+    delta.apply(target, expected)
+    assert refused
+    assert bits(live) == bits(new)
+    limit(1000)
+    encoder = Encoder(state)
+    with pytest.raises(BudgetError, match=r"bytes of cuda:0 memory, which are not free"):
+        list(encoder.encode(on_device(old)))
+    limit(2**40)
+    encoder.rollback()
+    assert bits(state.tensors) == bits(new)
+
+
+def test_calls_before_a_failed_one_are_taken_back_without_memory(limit, monkeypatch) -> None:
+    old, new = many_sections(monkeypatch)
+    state, sent = State.copy_of(on_device(old), block_units=BLOCK_UNITS), on_device(new)
+    encoder, source = Encoder(state, profile="fast"), module_of("cuda")
     real, calls = source._host, []
 
     def fails(data):
         calls.append(data)
-        if len(calls) > 6:
+        if len(calls) == 2 * len(DOWNLOADS) + 2:
+            limit(0)  # from here on there is none
             raise MemoryError("no room on the host")
         return real(data)
 
+    limit(90_000)
     with monkeypatch.context() as patch:
         patch.setattr(source, "_host", fails)
-        with pytest.raises(MemoryError):
-            list(encoder.encode(on_device(step(old, 0.3, 1))))
+        with pytest.raises(MemoryError, match="no room on the host"):
+            list(encoder.encode(sent))
+    limit(2**40)
+    state.is_consistent = True
+    state.verify()
+    encoder.rollback()
+    assert bits(state.tensors) == bits(old)
+
+
+def test_an_apply_that_runs_short_half_way_says_inconsistent(limit) -> None:
+    old = {"small": torch.ones(8), "large": torch.ones(50_000)}
+    new = {name: value + 1 for name, value in old.items()}
+    live = on_device(old)
+    state = State.attach(live)
+    limit(20_000)
+    with pytest.raises(BudgetError, match=r"not free.*inconsistent"):
+        delta.apply(state, delta.encode(old, new))
+    limit(2**40)
+    assert not state.is_consistent
+    delta.restore(state, delta.encode(None, new))
+    assert bits(live) == bits(new)
+
+
+@pytest.mark.parametrize("snapshot", ["beside", "pinned"])
+def test_a_snapshot_that_does_not_fit_is_a_budget_error(snapshot, monkeypatch) -> None:
+    def no_room(num_bytes: int, place: str):
+        if num_bytes:
+            raise MemoryError("out of memory")
+        return empty(num_bytes, place)
+
+    device, empty = on_device(host_weights()), memory.empty
+    monkeypatch.setattr(memory, "empty", no_room)
+    place = "pinned" if snapshot == "pinned" else "cuda:0"
+    with pytest.raises(BudgetError, match=rf"'attention' needs 4000 bytes of {place} memory"):
+        State.copy_of(device, snapshot=snapshot)
+
+
+@pytest.mark.parametrize("density", [0.001, 0.05, 0.07, 0.5, 1.0])
+@pytest.mark.parametrize("dtype", [torch.int8, torch.bfloat16, torch.float32], ids=str)
+def test_the_way_back_takes_no_more_than_is_said(density, dtype) -> None:
+    old = {"w": torch.ones(300, 700).to(dtype)}
+    state = State.copy_of(on_device(old), block_units=2**17)
+    encoder = Encoder(state, profile="fast")
+    list(encoder.encode(on_device(step(old, density, 1))))
+    size, changed = old["w"].element_size(), encoder.stats.num_changed
+    head = 32 + 2 * 4 + 4 * 4  # counts of blocks and of pieces of 65,536 units
+    most = min((2 + size) * changed, 2 * 2**17 // 8 + size * changed) + head
+    assert 0 < encoder.undo_bytes <= most
+    encoder.rollback()
+    assert bits(state.tensors) == bits(old)
+
+
+def test_launches_that_cannot_be_made_leave_all_as_it_was(controls) -> None:
+    old = host_weights()
+    state = State.copy_of(on_device(old))
+    encoder, launches = Encoder(state, profile="fast"), controls.num_launches()
+    controls.set_load_error(LAUNCH_FAILURE)
+    with pytest.raises(RuntimeError, match="CUDA refused a launch"):
+        list(encoder.encode(on_device(step(old, 0.1, 1))))
+    assert controls.num_launches() == launches
+    controls.set_load_error(0)
     encoder.rollback()
     state.verify()
     assert bits(state.tensors) == bits(old)
 
 
-def test_short_memory_makes_more_calls_and_the_same_frame(monkeypatch) -> None:
-    old = {"w": torch.zeros(20 * BLOCK_UNITS, dtype=torch.int16)}
-    new = step(old, 0.05, 1)
-    expected = delta.encode(State.copy_of(old, block_units=BLOCK_UNITS), new)
-    limit, refused = 90_000, []
-    kind = torch.Tensor if torch.cuda.is_available() else FakeCuda
-    real = kind.new_empty
+def test_a_state_may_have_tensors_on_several_places() -> None:
+    old = host_weights()
+    new = step(old, 0.1, 1)
+    new["norm"] = torch.ones(7)
+    places = {"attention": "cuda:1", "norm": "cuda:0"}
+    if torch.cuda.is_available() and torch.cuda.device_count() < 2:
+        places["attention"] = "cuda:0"
 
-    def short(self, size, **options):
-        if size > limit:
-            refused.append(size)
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return real(self, size, **options)
+    def placed(weights):
+        return {
+            n: to_device(v, places[n]) if n in places else v.clone() for n, v in weights.items()
+        }
 
-    state = State.copy_of(on_device(old), block_units=BLOCK_UNITS)
-    monkeypatch.setattr(type(state.backend), "sections_per_call", lambda *_: 20)
-    monkeypatch.setattr("gymfast.delta.geometry.Geometry.section_blocks", lambda _: 1)
-    expected = delta.encode(State.copy_of(old, block_units=BLOCK_UNITS, backend="cpu"), new)
-    monkeypatch.setattr(kind, "new_empty", short)
-    assert frame_of(Encoder(state), on_device(new)) == expected
-    assert refused
-    limit = 1000
-    with pytest.raises(BudgetError, match="bytes of CUDA memory, which are not free"):
-        list(Encoder(state).encode(on_device(old)))
+    frame = delta.encode(old, new, backend="cpu")
+    live = placed(old)
+    assert delta.encode(placed(old), placed(new)) == frame
+    encoder = Encoder(State.copy_of(placed(old), snapshot="pinned"))
+    assert frame_of(encoder, placed(new)) == frame
+    assert set(encoder.state.memory_bytes) == {"cpu", "pinned"}
+    delta.apply(live, frame)
+    assert bits(live) == bits(new)
+    assert {n: str(live[n].device) for n in places} == places
+    assert live["experts"].device.type == "cpu"
+
+
+@pytest.mark.parametrize("places", [("cpu", "cuda:0"), ("cuda:0", "cpu"), ("cuda:0", "cuda:1")])
+def test_tensors_tied_by_the_sender_may_lie_in_two_places(places) -> None:
+    if torch.cuda.is_available() and torch.cuda.device_count() < 2:
+        places = tuple("cuda:0" if place == "cuda:1" else place for place in places)
+    old = {"a": torch.zeros(50), "b": torch.ones(50)}
+    shared = torch.arange(50.0)
+    frame = delta.encode(old, {"a": shared, "b": shared})
+    held = zip(places, old.items(), strict=True)
+    live = {n: v.clone() if place == "cpu" else to_device(v, place) for place, (n, v) in held}
+    delta.apply(live, frame)
+    assert bits(live) == bits({"a": shared, "b": shared})
+
+
+def test_what_has_no_memory_of_its_own_is_refused() -> None:
+    with FakeTensorMode():
+        fake = torch.zeros(4)
+    with pytest.raises(TypeError, match=r"'w' is a FakeTensor.*\.full_tensor\(\)"):
+        State.copy_of({"w": fake})
 
 
 @pytest.mark.parametrize("snapshot", ["beside", "pinned"])
@@ -256,7 +422,14 @@ def test_a_run_is_published_from_the_device_and_followed_on_it(snapshot) -> None
         assert bits(live) == bits(version)
 
 
-def test_wrong_places_are_refused_in_one_sentence() -> None:
+def test_an_anchor_of_a_pinned_state_needs_no_gpu(limit) -> None:
+    old = host_weights()
+    state = State.copy_of(on_device(old), snapshot="pinned")
+    limit(0)
+    assert delta.encode(None, state.tensors) == delta.encode(None, old)
+
+
+def test_wrong_places_are_refused_in_one_sentence(monkeypatch) -> None:
     old = host_weights()
     device, new = on_device(old), step(old, 0.1, 1)
     where = r"'attention' is in cpu memory, the state holds it in cuda:0"
@@ -270,6 +443,13 @@ def test_wrong_places_are_refused_in_one_sentence() -> None:
         State.copy_of(old, backend="cuda")
     with pytest.raises(ValueError, match="snapshot='pinned' is for weights in CUDA memory"):
         State.copy_of(old, snapshot="pinned")
+    with pytest.raises(ValueError, match="snapshot 'pined', expected one of beside, pinned"):
+        State.copy_of(device, snapshot="pined")
+    with pytest.raises(ValueError, match="snapshot 'device', expected one of"):
+        Publisher(MemoryStore(), "run", snapshot="device")
+    monkeypatch.setattr(select("cuda").__class__, "kinds", ("cuda",))
+    with pytest.raises(ValueError, match=r"pinned memory needs backend='cuda'"):
+        State.copy_of(device, snapshot="pinned")
     with pytest.raises(ValueError, match="is not contiguous"):
         State.attach({"w": device["attention"].t()})
     with pytest.raises(TypeError, match=r"on meta, expected torch\.strided on cpu or cuda"):
@@ -279,19 +459,23 @@ def test_wrong_places_are_refused_in_one_sentence() -> None:
         State.attach({"a": flat[:100], "b": flat[50:150]})
 
 
+def full(weights) -> list[torch.Tensor]:
+    return [value for value in weights.values() if value.numel()]
+
+
 def test_memory_is_declared_by_place() -> None:
     device = on_device(host_weights())
     size = sum(value.numel() * value.element_size() for value in device.values())
     assert State.copy_of(device).memory_bytes == {"cuda:0": size}
-    assert State.copy_of(device, snapshot="pinned").memory_bytes == {"pinned": size}
+    rounded = sum(2 ** (v.numel() * v.element_size() - 1).bit_length() for v in full(device))
+    assert State.copy_of(device, snapshot="pinned").memory_bytes == {"pinned": rounded}
     assert State.attach(device).memory_bytes == {}
     assert State.copy_of(host_weights()).memory_bytes == {"cpu": size}
 
 
 def test_long_bodies_come_through_pinned_memory(monkeypatch) -> None:
-    source = __import__(type(select("cuda")).__module__, fromlist=["_PINNED_BYTES"])
     old = host_weights()
     new = step(old, 0.5, 1)
     expected = delta.encode(old, new, backend="cpu")
-    monkeypatch.setattr(source, "_PINNED_BYTES", 64)
+    monkeypatch.setattr(module_of("cuda"), "_PINNED_BYTES", 64)
     assert delta.encode(on_device(old), on_device(new)) == expected

@@ -90,20 +90,46 @@ def read_raw(local: Path) -> dict:
     return weights
 
 
-def test_a_kill_at_any_system_call_ends_with_the_exact_bytes(start: Path) -> None:
-    num_states = set()
+def test_a_kill_at_any_system_call_ends_with_the_exact_bytes(start: Path, request) -> None:
+    start_kind = request.node.callspec.params["start"]
+    seen = set()
     with SyscallFaults(WORK, "follow") as faults:
         points = [c.killed() for c in faults.trace(str(start)) if changes_the_disk(c)]
         for fault in points[:: len(points) // 80 + 1]:
             put_back(start)
             assert faults.run(str(start), fault=fault).was_killed, fault.name
-            num_states.add(stock_view(start / "local"))
+            seen.add(stock_view(start / "local"))
             assert_state_is_true(start)
-            follow(str(start))
+            report = pull(start / "local", start / "base", start / "versions", 3)
+            if start_kind == "held":  # recovered, not begun again
+                assert report.seed is None, fault.name
             assert stock_view(start / "local") == 3
             assert_bits_equal(read(start / "local"), read(start / "expected-3"))
     assert len(points) > 60
-    assert {None, 3} < num_states
+    assert {None, 3} < seen
+
+
+def test_a_kill_during_the_recovery_from_a_kill_is_recovered(work: Path) -> None:
+    pull(work / "local", work / "base", work / "versions", 2)
+    saved = work.with_name("saved")
+    shutil.copytree(work, saved)
+    with SyscallFaults(WORK, "follow") as faults:
+        calls = faults.trace(str(work))
+        put_back(work)
+        played = max(i for i, call in enumerate(calls) if call.name == "ftruncate")
+        assert faults.run(str(work), fault=calls[played].killed()).was_killed
+        assert stock_view(work / "local") is None
+        shutil.rmtree(saved)
+        shutil.copytree(work, saved)
+        points = [call.killed() for call in faults.trace(str(work)) if changes_the_disk(call)]
+        for fault in points:
+            put_back(work)
+            assert faults.run(str(work), fault=fault).was_killed, fault.name
+            assert_state_is_true(work)
+            report = pull(work / "local", work / "base", work / "versions", 3)
+            assert (report.seed, report.version) == (None, 3)
+            assert_bits_equal(read(work / "local"), read(work / "expected-3"))
+    assert len(points) > 5
 
 
 @pytest.mark.parametrize("error", ["EIO", "ENOSPC"])

@@ -28,7 +28,8 @@ def apply_in_memory(path: Path, weights: dict[str, Tensor], window_bytes: int) -
             data = weights[stored.name].data
             patch = open_patch(version, stored, data.size)
             for start in range(0, data.size, window_bytes):
-                patch.apply(data[start : start + window_bytes], start)
+                window = data[start : start + window_bytes]
+                patch.apply(window.copy(), window, start)
             patch.finish()
             hasher = new_hasher(version.algorithm)
             hasher.update(data.data)

@@ -47,7 +47,8 @@ def apply(path: Path, num_bytes: int = NUM_BYTES, window_bytes: int = 300) -> np
         data = np.resize(OLD, num_bytes).copy()
         patch = open_patch(version, version.tensors["w"], num_bytes)
         for start in range(0, num_bytes, window_bytes):
-            patch.apply(data[start : start + window_bytes], start)
+            window = data[start : start + window_bytes]
+            patch.apply(window, window, start)
         patch.finish()
     return data
 
@@ -235,7 +236,7 @@ def test_positions_beyond_4_gib_that_a_writer_cut_to_32_bits_are_understood(path
         patch = open_patch(version, version.tensors["w"], num_bytes)
         for at in real:  # windows at and beside the positions, not 12 GiB of them
             window = np.zeros(16, np.uint8)
-            patch.apply(window, at - 4)
+            patch.apply(np.zeros(16, np.uint8), window, at - 4)
             assert list(np.flatnonzero(window)) == [p - at + 4 for p in real if 0 <= p - at < 12]
         patch.finish()
 

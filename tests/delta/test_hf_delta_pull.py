@@ -419,3 +419,59 @@ def test_algorithms_may_change_along_the_chain(run: Path) -> None:
     write_index(_new_version(run, 6), 6, {}, "xor", "adler32")
     with pytest.raises(ChecksumError, match="blake3:"):
         pull_to(run, 6)
+
+
+def test_a_damaged_journal_is_told_and_healed_by_reseed(run: Path) -> None:
+    pull_to(run, 2)
+    (run / "local" / ".gymfast-journal").write_bytes(b"GFJRNL1\n" + bytes(100))
+    with pytest.raises(GymfastError, match="gymfast-journal"):
+        pull_to(run, 3)
+    pull_to(run, 3, reseed=True)
+    assert_holds(run, 3)
+
+
+def test_links_in_the_local_checkpoint_are_not_written_through(run: Path) -> None:
+    pull_to(run, 1)
+    shard = next((run / "local").glob("*.safetensors"))
+    shard.rename(run / "local" / "blob.safetensors")
+    shard.symlink_to("blob.safetensors")
+    with pytest.raises(GymfastError, match=r"is a symbolic link.*reseed"):
+        pull_to(run, 2)
+    pull_to(run, 2, reseed=True)
+    assert_holds(run, 2)
+    assert not shard.is_symlink()
+
+
+def test_a_full_version_that_is_not_all_there_yet_is_refused(run: Path) -> None:
+    """Without an index one shard would pass for the whole: the stock code removes the others."""
+    pull_to(run, 1)
+    make_full(run, 2)
+    for name in ("model.safetensors.index.json", "model-00002-of-00002.safetensors"):
+        (run / "versions" / "weight_v000002" / name).unlink()
+    with pytest.raises(FormatError, match="has one file of 2 but no model"):
+        pull_to(run, 2)
+    assert_holds(run, 1)
+
+
+def test_a_run_that_began_again_in_the_same_directories_is_noticed(run: Path, caplog) -> None:
+    """reports.md R34: the stock code finds version 2 held, and goes on with that of the old run."""
+    pull_to(run, 2)
+    shutil.rmtree(run / "versions")
+    old, rng = read(run / "base"), np.random.default_rng(99)
+    new = {name: changed(tensor, 0.1, rng) for name, tensor in old.items()}
+    write_version(run / "versions", 1, old, new)
+    pull_to(run, 1)
+    assert "if the run began again, reseed" in caplog.text
+    newer = {name: changed(tensor, 0.1, rng) for name, tensor in new.items()}
+    write_version(run / "versions", 2, new, newer)
+    with pytest.raises(ChainError, match=r"holds another version 2 than .*reseed"):
+        pull_to(run, 2)
+    assert pull_to(run, 2, reseed=True).version == 2
+    assert_bits_equal(read(run / "local"), newer)
+
+
+def test_a_held_version_that_is_being_removed_from_the_source_is_not_needed(run: Path) -> None:
+    pull_to(run, 2)
+    next((run / "versions" / "weight_v000002").glob("*.safetensors")).unlink()
+    pull_to(run, 3)
+    assert_holds(run, 3)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gymfast.cli.hf_delta.options import DIRECTORY
-from gymfast.cli.options import NEW
+from gymfast.cli.options import NEW, threads_option
 from gymfast.cli.output import Output, with_output
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ Examples:
     help="Called with source and target before anything is read.",
 )
 @click.option("--reseed", is_flag=True, help="Begin again from a full version.")
+@threads_option
 @with_output
 def command(
     output: Output,
@@ -42,6 +43,7 @@ def command(
     target: int,
     pre_read_hook: str | None,
     reseed: bool,
+    threads: int | None,
 ) -> None:
     """Bring the checkpoint --local to version N of those in --source.
 
@@ -63,6 +65,7 @@ def command(
             target,
             pre_read_hook=pre_read_hook,
             reseed=reseed,
+            threads=threads,
             progress=advance,
         )
     fields = {

@@ -51,6 +51,10 @@ class Backend(Protocol):
     def kinds(self) -> tuple[str, ...]:
         """Kinds of memory it works on."""
 
+    def takes(self, kind: str) -> bool:
+        """Whether it works on this kind of memory here."""
+        return kind in self.kinds
+
     def check64(self, *parts: bytes | bytearray | memoryview) -> int:
         """fold64 of the digest of the concatenation of parts."""
 
@@ -178,15 +182,18 @@ def select(name: str = "auto") -> Backend:
 
 
 def require_kinds(backend: Backend, place: str, what: str) -> None:
-    """Raises ValueError, with advice, if a back end does not work on what lies at a place."""
-    if memory.kind_of(place) in backend.kinds:
+    """Raises ValueError, with advice, if a back end does not work on what lies at a place.
+
+    MissingDependencyError if "auto" has none for it.
+    """
+    kind = memory.kind_of(place)
+    if backend.takes(kind):
         return
-    is_host = backend.kinds == (memory.CPU,)
-    advice = (
-        "backend='auto' takes it where it is, or pass .cpu()"
-        if is_host
-        else "use backend='auto' or 'cpu', or move it to a CUDA device"
-    )
+    advice = "use backend='auto' or 'cpu', or move it to a CUDA device"
+    if kind == memory.PINNED:
+        advice = "pinned memory needs backend='cuda', which needs gymfast._cuda"
+    elif backend.kinds == (memory.CPU,):
+        advice = "backend='auto' takes it where it is, or pass .cpu()"
     raise ValueError(
         f"{what} is in {place} memory, backend={backend.name!r} works on "
         f"{' or '.join(backend.kinds)} memory: {advice}"

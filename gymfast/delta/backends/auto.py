@@ -29,6 +29,10 @@ class AutoBackend(Backend):
     def __init__(self, cpu: Backend) -> None:
         self._cpu = cpu
 
+    def takes(self, kind: str) -> bool:
+        """See Backend; MissingDependencyError if no back end of a GPU is installed."""
+        return kind == memory.CPU or self._device.takes(kind)
+
     def check64(self, *parts: bytes | bytearray | memoryview) -> int:
         """See Backend."""
         return self._cpu.check64(*parts)

@@ -7,8 +7,9 @@ A base may lie in pinned CPU memory, through which the kernels stream.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -23,9 +24,11 @@ from gymfast.delta.records import BlocksRecord
 from gymfast.errors import BudgetError, ChecksumError, FormatError
 
 Rows = NDArray[np.uint64]
+Made = TypeVar("Made")
 _SECTION_WORDS = 5  # first_block, num_blocks, offset, size, num_changed
 _NUM_SAMPLES = 1024
 _NO_ERROR = 2**64 - 1
+_ALIGNMENT = 256
 _PINNED_BYTES = 1 << 16  # from here on a copy through pinned memory is worth its allocation
 _RESULT_CHECK = 58
 
@@ -60,7 +63,7 @@ class CudaBackend(Backend):
         count = geometry.num_blocks - first_block if num_blocks is None else num_blocks
         device = _Device(data)
         rows = device.empty(16 * count)
-        _cuda.digest_blocks(data, *_flat(geometry), first_block, count, rows, device.stream)
+        device.run(_cuda.digest_blocks, data, *_flat(geometry), first_block, count, rows)
         return _host(rows).view(np.uint64).reshape(count, 2)
 
     def class_params(self, base: torch.Tensor, unit_bytes: int) -> tuple[int, int]:
@@ -68,7 +71,7 @@ class CudaBackend(Backend):
         device = _Device(base)
         out = device.empty(_NUM_SAMPLES)
         num_units = base.numel() // unit_bytes
-        count = _cuda.sample_classes(base, num_units, unit_bytes, out, device.stream)
+        count = device.run(_cuda.sample_classes, base, num_units, unit_bytes, out)
         return class_params_of(_host(out)[:count])
 
     def encode_blocks(
@@ -163,13 +166,13 @@ class _Device:
     sample: torch.Tensor
 
     @property
-    def is_host(self) -> bool:
-        return bool(self.sample.device.type == memory.CPU)
+    def place(self) -> str:
+        place = memory.place_of(self.sample)
+        return memory.CUDA if place == memory.PINNED else place
 
     @property
     def stream(self) -> int:
-        device = None if self.is_host else self.sample.device
-        return int(torch.cuda.current_stream(device).cuda_stream)
+        return int(torch.cuda.current_stream(self.place).cuda_stream)
 
     def empty(self, num_bytes: int) -> torch.Tensor:
         """Fresh bytes on the device, freed in the order of the current stream.
@@ -177,52 +180,92 @@ class _Device:
         Raises BudgetError if there are not so many.
         """
         try:
-            if self.is_host:
-                data: torch.Tensor = memory.zeros(num_bytes, memory.CUDA)
-                return data
-            return self.sample.new_empty(num_bytes, dtype=torch.uint8)
-        except (MemoryError, torch.OutOfMemoryError) as error:
+            data: torch.Tensor = memory.empty(num_bytes, self.place)
+        except MemoryError as error:
             raise BudgetError(
-                f"a call needs {num_bytes} bytes of CUDA memory, which are not free ({error}): "
-                "free memory, or keep smaller blocks (block_units)"
+                f"a call of the codec needs {num_bytes} bytes of {self.place} memory, which are "
+                f"not free ({error}): free memory of the device, or take back end 'cpu' with "
+                "weights in CPU memory"
             ) from error
+        return data
 
-    def upload(self, array: NDArray[np.generic]) -> torch.Tensor:
-        """The bytes of an array on the device."""
+    def upload(self, array: NDArray[np.generic], out: torch.Tensor | None = None) -> torch.Tensor:
+        """The bytes of an array on the device, in the first bytes of `out` if it is given."""
         flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-        out = self.empty(flat.size)
-        out.copy_(torch.from_numpy(flat if flat.flags.writeable else flat.copy()))
-        return out
+        target = self.empty(flat.size) if out is None else out[: flat.size]
+        memory.assign(target, flat)
+        return target
+
+    def run(self, operation: Callable[..., Made], *arguments: object) -> Made:
+        """The result of an operation of gymfast._cuda on the current stream of the device."""
+        with torch.cuda.device(self.place):  # a thread's own device may be another
+            return operation(*arguments, self.stream)
 
     def wait(self) -> None:
-        """Until the kernels given so far are done: what they read may be freed on any stream."""
-        torch.cuda.current_stream(None if self.is_host else self.sample.device).synchronize()
+        """Until the kernels given so far are done."""
+        torch.cuda.current_stream(self.place).synchronize()
 
 
 @dataclass(frozen=True)
 class _Undo:
-    """Old values of all changed units of some blocks, in order; index counts within a block."""
+    """Old values of all changed units of some blocks, in order; index counts within a block.
+
+    As bytes: where there are few changes the low 16 bits of each index, and how many there are in
+    each 65,536 units; else a bit for each unit.
+    """
 
     first_block: int
-    num_blocks: int
+    block_units: int
     counts: NDArray[np.uint32]
     index: NDArray[np.uint32]
     before: memory.U8
 
     def write(self) -> bytes:
-        head = np.array([self.first_block, self.num_blocks], np.uint64)
-        parts = (head, self.counts, self.index, self.before)
-        return b"".join(part.tobytes() for part in parts)
+        num_blocks, num_changed = self.counts.size, self.index.size
+        is_dense = 2 * num_changed > num_blocks * self.block_units // 8
+        head = np.array([self.first_block, num_blocks, self.block_units, is_dense], np.uint64)
+        parts = [head.tobytes(), self.counts.tobytes()]
+        if is_dense:
+            ends = np.cumsum(self.counts, dtype=np.int64)
+            for end, count in zip(ends.tolist(), self.counts.tolist(), strict=True):
+                bits = np.zeros(self.block_units, np.bool_)
+                bits[self.index[end - count : end]] = True
+                parts.append(np.packbits(bits).tobytes())
+        else:
+            parts += [self._pieces().tobytes(), self.index.astype(np.uint16).tobytes()]
+        return b"".join([*parts, self.before.tobytes()])
+
+    def _pieces(self) -> NDArray[np.uint32]:
+        """Changes in each piece of 65,536 units, pieces of all blocks in order."""
+        per_block = _pieces_of(self.block_units)
+        block = np.repeat(np.arange(self.counts.size), self.counts)
+        pieces = block * per_block + (self.index >> 16)
+        return np.bincount(pieces, minlength=self.counts.size * per_block).astype(np.uint32)
 
     @classmethod
-    def read(cls, blob: memory.U8, unit_bytes: int) -> _Undo:
-        first_block, num_blocks = map(int, blob[:16].view(np.uint64))
-        counts_end = 16 + 4 * num_blocks
-        counts = blob[16:counts_end].view(np.uint32)
-        index_end = counts_end + 4 * int(counts.sum(dtype=np.int64))
-        index = blob[counts_end:index_end].view(np.uint32)
-        assert blob.size == index_end + unit_bytes * index.size
-        return cls(first_block, num_blocks, counts, index, blob[index_end:])
+    def read(cls, blob: memory.U8) -> _Undo:
+        first_block, num_blocks, block_units, is_dense = map(int, blob[:32].view(np.uint64))
+        at = 32 + 4 * num_blocks
+        counts = blob[32:at].view(np.uint32)
+        num_changed = int(counts.sum(dtype=np.int64))
+        if is_dense:
+            size = -(-block_units // 8)
+            bits = blob[at : at + num_blocks * size].reshape(num_blocks, size)
+            rows = [np.flatnonzero(np.unpackbits(row)).astype(np.uint32) for row in bits]
+            index, at = np.concatenate(rows), at + bits.size
+        else:
+            per_block = _pieces_of(block_units)
+            end = at + 4 * num_blocks * per_block
+            pieces = blob[at:end].view(np.uint32)
+            high = np.tile(np.arange(per_block, dtype=np.uint32) << 16, num_blocks)
+            index = np.repeat(high, pieces)
+            at = end + 2 * num_changed
+            index |= blob[end:at].view(np.uint16)
+        return cls(first_block, block_units, counts, index, blob[at:])
+
+
+def _pieces_of(block_units: int) -> int:
+    return -(-block_units // 2**16)
 
 
 @dataclass(frozen=True)
@@ -251,22 +294,18 @@ class _Encode:
                 count = min(per_call, first_block + num_blocks - first)
                 encoded += self._call(buffers, first, count, step, keeps_log)
         except BaseException:
+            # In the scratch of the calls: there may be no other memory.
             for log in (section.undo for section in encoded if section.undo):
-                rollback(self.base, log, self.geometry)
+                rollback(self.base, log, self.geometry, buffers.scratch)
             self.digests[first_block : first_block + num_blocks] = saved
             raise
         return encoded
 
     def _allocate(self, num_blocks: int, step: int) -> tuple[int, _EncodeBuffers]:
         """Buffers for as many whole sections as there is memory for; one at least."""
-        per_call = num_blocks
-        while True:
-            try:
-                return per_call, _EncodeBuffers.of(self, per_call, step)
-            except BudgetError:
-                if per_call <= step:
-                    raise
-                per_call = max(step, per_call // step // 2 * step)
+        return _as_much_as_fits(
+            lambda count: _EncodeBuffers.of(self, count, step), num_blocks, step
+        )
 
     def _call(
         self, buffers: _EncodeBuffers, first_block: int, num_blocks: int, step: int, undo: bool
@@ -274,23 +313,27 @@ class _Encode:
         device, flat, p = _Device(self.new), _flat(self.geometry), self.params
         rows = self.digests[first_block : first_block + num_blocks]
         digests = device.upload(rows)
-        _cuda.encode_blocks(
-            *(self.base, self.new, *flat, p.profile, p.class_shift, p.class_base, p.has_base),
-            *(digests, first_block, num_blocks, step, self.update),
-            *(buffers.body, buffers.sections, buffers.scratch, device.stream),
-        )
+        sections = buffers.sections[: 8 * _SECTION_WORDS * -(-num_blocks // step)]
+        is_launched = False
         try:
-            sections = _host(buffers.sections).view(np.uint64).reshape(-1, _SECTION_WORDS)
-            end = int((sections[:, 2] + sections[:, 3]).max())
+            device.run(
+                _cuda.encode_blocks,
+                *(self.base, self.new, *flat, p.profile, p.class_shift, p.class_base, p.has_base),
+                *(digests, first_block, num_blocks, step, self.update),
+                *(buffers.body, sections, buffers.scratch),
+            )
+            is_launched = True
+            table = _host(sections).view(np.uint64).reshape(-1, _SECTION_WORDS)
+            end = int((table[:, 2] + table[:, 3]).max())
             body = _host(buffers.body[:end])
             new_rows = _host(digests).view(np.uint64).reshape(num_blocks, 2)
-            log = self._undo(buffers, first_block, num_blocks, sections) if undo else b""
+            log = self._undo(buffers, first_block, num_blocks, table) if undo else b""
             encoded = [
                 EncodedBlocks(body[offset : offset + size].tobytes(), changed)
-                for _, _, offset, size, changed in sections.tolist()
+                for _, _, offset, size, changed in table.tolist()
             ]
         except BaseException:
-            if self.update:
+            if is_launched and self.update:
                 self._take_back(buffers, first_block, num_blocks)
             raise
         encoded[0] = EncodedBlocks(encoded[0].body, encoded[0].num_changed, log)
@@ -307,7 +350,7 @@ class _Encode:
         unit_bytes = self.geometry.unit_bytes
         log = _Undo(
             first_block,
-            num_blocks,
+            self._block_units,
             _host(counts).view(np.uint32),
             _host(index[: 4 * num_changed]).view(np.uint32),
             _host(before[: unit_bytes * num_changed]),
@@ -318,9 +361,8 @@ class _Encode:
         """Puts base back from scratch alone: nothing is allocated, nothing is copied."""
         device = _Device(self.new)
         columns = self._gather(buffers, num_blocks)
-        _cuda.rollback_blocks(
-            *(self.base, *_flat(self.geometry), first_block, num_blocks, *columns, device.stream)
-        )
+        flat = _flat(self.geometry)
+        device.run(_cuda.rollback_blocks, self.base, *flat, first_block, num_blocks, *columns)
         device.wait()
 
     def _gather(
@@ -328,14 +370,18 @@ class _Encode:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Counts, indices and old units of all changes, as parts of scratch with room for all."""
         shape = (*_flat(self.geometry), self.params.profile, num_blocks)
-        _cuda.gather_undo(*shape, buffers.scratch, _Device(self.new).stream)
-        most = num_blocks * self.geometry.tile_rows * self.geometry.tile_cols
+        _Device(self.new).run(_cuda.gather_undo, *shape, buffers.scratch)
+        most = num_blocks * self._block_units
         sizes = (4 * num_blocks, 4 * most, self.geometry.unit_bytes * most)
         counts, index, before = (
             buffers.scratch[at : at + size]
             for at, size in zip(_cuda.undo_offsets(*shape), sizes, strict=True)
         )
         return counts, index, before
+
+    @property
+    def _block_units(self) -> int:
+        return self.geometry.tile_rows * self.geometry.tile_cols
 
 
 @dataclass(frozen=True)
@@ -356,14 +402,40 @@ class _EncodeBuffers:
         )
 
 
-def rollback(base: torch.Tensor, undo: bytes | memoryview, geometry: Geometry) -> None:
-    """Puts back the old values of an undo blob."""
-    log = _Undo.read(np.frombuffer(undo, np.uint8), geometry.unit_bytes)
-    device = _Device(base)
-    columns = [device.upload(column) for column in (log.counts, log.index, log.before)]
-    _cuda.rollback_blocks(
-        *(base, *_flat(geometry), log.first_block, log.num_blocks, *columns, device.stream)
-    )
+def _as_much_as_fits(make: Callable[[int], Made], most: int, step: int) -> tuple[int, Made]:
+    """A number up to `most` and what `make` makes of it: halved, in steps, while memory is short.
+
+    Raises the BudgetError of the last try.
+    """
+    count = most
+    while True:
+        try:
+            return count, make(count)
+        except BudgetError:
+            if count <= step:
+                raise
+            count = max(step, count // step // 2 * step)
+
+
+def rollback(
+    base: torch.Tensor,
+    undo: bytes | memoryview,
+    geometry: Geometry,
+    scratch: torch.Tensor | None = None,
+) -> None:
+    """Puts back the old values of an undo blob, by way of `scratch` if it is given.
+
+    Its size has to be that of an encode of the same blocks.
+    """
+    log = _Undo.read(np.frombuffer(undo, np.uint8))
+    device, columns = _Device(base if scratch is None else scratch), []
+    at = 0
+    for column in (log.counts, log.index, log.before):
+        place = None if scratch is None else scratch[at:]
+        columns.append(device.upload(column, place))
+        at += -(-column.nbytes // _ALIGNMENT) * _ALIGNMENT
+    blocks = (log.first_block, log.counts.size)
+    device.run(_cuda.rollback_blocks, base, *_flat(geometry), *blocks, *columns)
     device.wait()
 
 
@@ -374,7 +446,28 @@ def _apply(
     params: BlockParams,
     digests: Rows,
 ) -> int:
-    """Units changed by sections whose blocks follow each other."""
+    """Units changed by sections whose blocks follow each other; by several calls if need be."""
+    device, flat = _Device(data), _flat(geometry)
+
+    def scratch_for(count: int) -> torch.Tensor:
+        runs = (sections[at : at + count] for at in range(0, len(sections), count))
+        most = max(sum(section.num_blocks for section in run) for run in runs)
+        return device.empty(_cuda.apply_scratch_bytes(*flat, most))
+
+    per_call, scratch = _as_much_as_fits(scratch_for, len(sections), 1)
+    runs = (sections[at : at + per_call] for at in range(0, len(sections), per_call))
+    return sum(_apply_run(data, run, geometry, params, digests, scratch) for run in runs)
+
+
+def _apply_run(
+    data: torch.Tensor,
+    sections: Sequence[BlocksRecord],
+    geometry: Geometry,
+    params: BlockParams,
+    digests: Rows,
+    scratch: torch.Tensor,
+) -> int:
+    """Units changed by one call."""
     bodies = [section.body for section in sections]
     sizes = [len(body) for body in bodies]
     offsets = itertools.accumulate(sizes, initial=0)
@@ -387,13 +480,14 @@ def _apply(
     )
     first, count = sections[0].first_block, sum(section.num_blocks for section in sections)
     rows = digests[first : first + count]
-    device, flat = _Device(data), _flat(geometry)
-    scratch = device.empty(_cuda.apply_scratch_bytes(*flat, count))
+    device = _Device(data)
     body = device.upload(np.frombuffer(bytearray().join(bodies), np.uint8))
     device_rows, result = device.upload(rows), device.empty(16)
-    _cuda.apply_blocks(
-        *(data, body, *flat, params.class_shift, params.class_base, params.has_base),
-        *(device_rows, first, count, device.upload(table), result, scratch, device.stream),
+    device.run(
+        _cuda.apply_blocks,
+        *(data, body, *_flat(geometry)),
+        *(params.class_shift, params.class_base, params.has_base, device_rows, first, count),
+        *(device.upload(table), result, scratch),
     )
     first_error, num_changed = map(int, _host(result).view(np.uint64))
     # Also after an error: blocks that were good are written, and these are their digests.
@@ -427,7 +521,7 @@ def _host(data: torch.Tensor) -> memory.U8:
     if data.numel() < _PINNED_BYTES:
         array: memory.U8 = data.cpu().numpy()
         return array
-    out: torch.Tensor = memory.empty_pinned(data.numel())
+    out: torch.Tensor = memory.empty(data.numel(), memory.PINNED)
     out.copy_(data, non_blocking=True)
     _Device(data).wait()
     pinned: memory.U8 = out.numpy()

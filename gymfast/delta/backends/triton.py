@@ -124,9 +124,9 @@ def _encode(diff: Diff, params: BlockParams, rows: U64, update: bool, undo: bool
     new_rows = rows + diff.compact().view(np.uint64)
     encoder = SectionEncoder(diff, params)
     body = encoder.write(encoder.choose(), [fold32(row) for row in new_rows])
-    log = diff.update(update=update, undo=undo)
+    encoded = EncodedBlocks(body, diff.num_changed, diff.update(update=update, undo=undo))
     rows[:] = new_rows
-    return EncodedBlocks(body, diff.num_changed, log)
+    return encoded
 
 
 def _current(data: torch.Tensor) -> AbstractContextManager[object]:

@@ -191,31 +191,39 @@ class Diff:
 
     def update(self, *, update: bool, undo: bool) -> bytes:
         """Writes the changes into base; the undo blob if asked: offsets (i64), then old units."""
+        blob = b""
+        if undo:
+            offsets, values = self._run_update(update=False, undo=True)
+            blob = offsets.cpu().numpy().tobytes()
+            blob += values.view(torch.uint8).cpu().numpy().tobytes()
+        if update:  # the last thing that is done, so that nothing can fail after it
+            self._run_update(update=True, undo=False)
+        return blob
+
+    def _run_update(self, *, update: bool, undo: bool) -> tuple[torch.Tensor, torch.Tensor]:
+        """One pass over the changes: into base, or their offsets and old units."""
         device, section = self.base.device, self.section
         kept = self.num_changed if undo else 0
         offsets = torch.empty(kept, dtype=torch.int64, device=device)
         values = torch.empty(kept, dtype=self.base.dtype, device=device)
-        if update or undo:
-            update_kernel[(self._counts.numel(),)](
-                self.base,
-                self.new,
-                self._slots,
-                self._counts,
-                self._starts,
-                offsets,
-                values,
-                section.first_block,
-                self._per_block,
-                *section.shape,
-                section.is_flat,
-                update,
-                undo,
-                self._tile,
-                STEP,
-            )
-        blob: bytes = offsets.cpu().numpy().tobytes()
-        blob += values.view(torch.uint8).cpu().numpy().tobytes()
-        return blob
+        update_kernel[(self._counts.numel(),)](
+            self.base,
+            self.new,
+            self._slots,
+            self._counts,
+            self._starts,
+            offsets,
+            values,
+            section.first_block,
+            self._per_block,
+            *section.shape,
+            section.is_flat,
+            update,
+            undo,
+            self._tile,
+            STEP,
+        )
+        return offsets, values
 
 
 def rollback(base: torch.Tensor, undo: bytes | memoryview, unit_bytes: int) -> None:

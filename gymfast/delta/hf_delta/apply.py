@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from threading import Lock
 
 import numpy as np
 
@@ -18,15 +20,18 @@ from gymfast.delta.hf_delta.version import DeltaVersion, StoredTensor
 from gymfast.delta.journal import Journal
 from gymfast.delta.memory import U8
 from gymfast.delta.safetensors_files import Checkpoint, CheckpointTensor
+from gymfast.delta.workers import OrderedWorkers
 from gymfast.errors import CoverageError, GymfastError
 
 Sink = Callable[[CheckpointTensor, int, U8, U8], int]  # tensor, first byte, old, new: units changed
 
 
 def apply_version(
-    folder: SyncFolder, held: LocalState, version: DeltaVersion, meter: Meter
+    folder: SyncFolder, held: LocalState, version: DeltaVersion, threads: int, meter: Meter
 ) -> tuple[LocalState, int]:
     """Brings a local checkpoint from one version to the next; the new state and units changed.
+
+    A thread has one tensor at a time, and of it a window of WINDOW_BYTES.
 
     All tensors are decoded, checked and noted in the journal before a byte is changed; digests of
     the result are staged and the state is removed before the journal is committed, so that at no
@@ -44,16 +49,22 @@ def apply_version(
         _require_own_files(source)
         journal.begin([shard.path for shard in source.shards])
 
-        def note(spec: CheckpointTensor, start: int, old: U8, new: U8) -> int:
-            unit_bytes = unit_bytes_of(spec.dtype)
-            return journal.add(spec.shard, spec.start + start, unit_bytes, old, new)
+        lock = Lock()
 
-        num_changed = 0
-        digests = dict(held.digests)
-        for stored in version.tensors.values():
-            num_changed += decode_tensor(source, version, stored, held.digests, note, meter)
-            digests[stored.name] = f"{version.algorithm}:{stored.digest}"
-        new = LocalState(version.number, digests)
+        def note(spec: CheckpointTensor, start: int, old: U8, new: U8) -> int:
+            with lock:
+                meter.add(new.size)
+                unit_bytes = unit_bytes_of(spec.dtype)
+                return journal.add(spec.shard, spec.start + start, unit_bytes, old, new)
+
+        jobs = [
+            (stored, partial(decode_tensor, source, version, stored, held.digests, note))
+            for stored in version.tensors.values()
+        ]
+        workers: OrderedWorkers[StoredTensor, int] = OrderedWorkers(threads, len(jobs))
+        num_changed = sum(count or 0 for _, count in workers.run(jobs))
+        proved = {n: f"{version.algorithm}:{t.digest}" for n, t in version.tensors.items()}
+        new = LocalState(version.number, held.digests | proved)
         folder.stage(new)
         if num_changed:
             folder.clear()
@@ -70,7 +81,6 @@ def decode_tensor(
     stored: StoredTensor,
     digests: dict[str, str],
     sink: Sink,
-    meter: Meter,
 ) -> int:
     """Passes the old and new bytes of a tensor to the sink, window by window; units changed.
 
@@ -83,11 +93,10 @@ def decode_tensor(
     for start in range(0, spec.num_bytes, WINDOW_BYTES):
         old = np.empty(min(WINDOW_BYTES, spec.num_bytes - start), np.uint8)
         source.read_into(stored.name, start, old)
-        new = old.copy()
-        patch.apply(new, start)
+        new = np.empty_like(old)
+        patch.apply(old, new, start)
         hasher.update(new.data)
         num_changed += sink(spec, start, old, new)
-        meter.add(new.size)
     patch.finish()
     found = hasher.hexdigest()
     if found != stored.digest:

@@ -12,7 +12,7 @@ from gymfast.delta.hf_delta.digests import new_hasher
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.errors import ChecksumError, CoverageError
 
-WINDOW_BYTES = 2**22
+WINDOW_BYTES = 2**20  # old, new and difference stay in a second-level cache
 RESEED = "pull with --reseed (reseed=True) to begin again from a full version"
 
 

@@ -18,6 +18,7 @@ from gymfast.delta.hf_delta.publish import PublishReport, publish_delta, publish
 from gymfast.delta.hf_delta.seed import open_seed, reset
 from gymfast.delta.hf_delta.state import SyncFolder
 from gymfast.delta.hf_delta.version import open_version, version_name
+from gymfast.delta.state import num_threads
 from gymfast.delta.temporary import make_temporary, remove, sweep
 
 
@@ -50,7 +51,7 @@ def frame_of_version(
             reset(folder, seed, delta.base, delta.algorithm, Meter(None, 0))
             held = folder.read()
             assert held is not None
-            apply_version(folder, held, delta, Meter(None, 0))
+            apply_version(folder, held, delta, num_threads(threads), Meter(None, 0))
         return encode_checkpoint(
             base, new, out, profile=profile, threads=threads, progress=progress, key=key
         )

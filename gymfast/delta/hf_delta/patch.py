@@ -18,8 +18,11 @@ _CHUNK = 2**18  # positions at a time
 class Patch(Protocol):
     """Changes the windows of one tensor in ascending order, without gaps."""
 
-    def apply(self, window: U8, start: int) -> None:
-        """Turns old bytes into new ones; raises FormatError if the stored tensor is unsound."""
+    def apply(self, old: U8, new: U8, start: int) -> None:
+        """Fills new with what the old bytes become, from the byte start of the tensor.
+
+        Raises FormatError if the stored tensor is unsound.
+        """
         ...
 
     def finish(self) -> None:
@@ -45,14 +48,10 @@ class _Xor:
     def __init__(self, frame: ZstdFrame, num_bytes: int, where: str) -> None:
         _check_content(frame, num_bytes, f"the tensor has {num_bytes}", where)
         self._frame = frame
-        self._buffer = np.empty(0, np.uint8)
 
-    def apply(self, window: U8, start: int) -> None:  # noqa: ARG002 - of the protocol
-        if self._buffer.size < window.size:
-            self._buffer = np.empty(window.size, np.uint8)
-        difference = self._buffer[: window.size]
-        self._frame.read_into(difference.data)
-        np.bitwise_xor(window, difference, out=window)
+    def apply(self, old: U8, new: U8, start: int) -> None:  # noqa: ARG002 - of the protocol
+        difference = np.frombuffer(self._frame.read(new.size), np.uint8)
+        np.bitwise_xor(old, difference, out=new)
 
     def finish(self) -> None:
         self._frame.finish()
@@ -69,9 +68,7 @@ class _Overwrite:
     def __init__(self, positions: ZstdFrame, values: ZstdFrame, num_bytes: int, where: str) -> None:
         self._positions, self._values = positions, values
         self._num_bytes, self._where = num_bytes, where
-        count = bytearray(4)
-        positions.read_into(memoryview(count))
-        self._left = int.from_bytes(count, "little")
+        self._left = int.from_bytes(positions.read(4), "little")
         if self._left > num_bytes:
             raise FormatError(
                 f"{where}: {self._left} positions, the tensor has {num_bytes} bytes: the version "
@@ -84,13 +81,14 @@ class _Overwrite:
         self._at: npt.NDArray[np.int64] = np.empty(0, np.int64)
         self._bytes = np.empty(0, np.uint8)
 
-    def apply(self, window: U8, start: int) -> None:
-        end = start + window.size
+    def apply(self, old: U8, new: U8, start: int) -> None:
+        new[:] = old
+        end = start + new.size
         while self._at.size or self._left:
             if not self._at.size:
                 self._load()
             count = int(np.searchsorted(self._at, end))
-            window[self._at[:count] - start] = self._bytes[:count]
+            new[self._at[:count] - start] = self._bytes[:count]
             self._at, self._bytes = self._at[count:], self._bytes[count:]
             if self._at.size:
                 return
@@ -100,10 +98,8 @@ class _Overwrite:
 
     def _load(self) -> None:
         count = min(_CHUNK, self._left)
-        raw = np.empty(count, "<u4")
-        self._positions.read_into(raw.view(np.uint8).data)
-        self._bytes = np.empty(count, np.uint8)
-        self._values.read_into(self._bytes.data)
+        raw = np.frombuffer(self._positions.read(4 * count), "<u4")
+        self._bytes = np.frombuffer(self._values.read(count), np.uint8)
         self._left -= count
         low = np.concatenate([[self._last % 2**32 if self._last >= 0 else -1], raw])
         num_wraps = np.cumsum(low[1:] <= low[:-1])

@@ -6,19 +6,20 @@ import importlib
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gymfast.delta.checkpoint_stream import Meter, Progress
 from gymfast.delta.files import os_errors
 from gymfast.delta.hf_delta.apply import apply_version, require_tensors
 from gymfast.delta.hf_delta.check import check_names, check_tensors, digest_of
-from gymfast.delta.hf_delta.digests import DEFAULT_ALGORITHM
+from gymfast.delta.hf_delta.plan import Plan, check_run, make_plan
 from gymfast.delta.hf_delta.seed import check_local, num_bytes_to_copy, open_seed, reset
 from gymfast.delta.hf_delta.state import LocalState, SyncFolder
-from gymfast.delta.hf_delta.version import DeltaVersion, open_version, version_name
+from gymfast.delta.hf_delta.version import DeltaVersion, open_version
 from gymfast.delta.journal import recover
 from gymfast.delta.safetensors_files import Checkpoint
+from gymfast.delta.state import num_threads
 from gymfast.errors import CoverageError, FormatError, GymfastError, NotFoundError
 
 PreReadHook = Callable[[str, int], object]
@@ -44,6 +45,7 @@ def pull(
     *,
     pre_read_hook: PreReadHook | str | None = None,
     reseed: bool = False,
+    threads: int | None = None,
     progress: Progress | None = None,
 ) -> PullReport:
     """Brings the checkpoint in `local` to version `target` of those published in `source`.
@@ -69,7 +71,12 @@ def pull(
         local.mkdir(parents=True, exist_ok=True)
         check_local(folder, base)
     with folder.locked():
-        return _pull(folder, base, source, target, reseed=reseed, progress=progress)
+        recovered, held = (False, None) if reseed else _settle(folder)
+        if held is not None:
+            check_run(local, held, source, target)
+        plan = make_plan(held, base, source, target)
+        report = _carry_out(folder, plan, held, num_threads(threads), progress)
+    return replace(report, recovered=recovered)
 
 
 def load_hook(path: str) -> PreReadHook:
@@ -96,20 +103,13 @@ def _call_hook(hook: PreReadHook | str, source: Path, target: int) -> None:
         ) from error
 
 
-def _pull(
+def _carry_out(
     folder: SyncFolder,
-    base: Path,
-    source: Path,
-    target: int,
-    *,
-    reseed: bool,
+    plan: Plan,
+    held: LocalState | None,
+    threads: int,
     progress: Progress | None,
 ) -> PullReport:
-    recovered = False
-    held = None
-    if not reseed:
-        recovered, held = _settle(folder)
-    plan = _plan(held, base, source, target)
     with ExitStack() as stack:
         seed = stack.enter_context(open_seed(plan.seed)) if plan.seed is not None else None
         meter = Meter(progress, _total_bytes(seed, plan, folder))
@@ -121,39 +121,9 @@ def _pull(
             reset(folder, seed, plan.start, plan.algorithm, meter)
             held = folder.read()
     assert held is not None
-    held, num_changed = _follow(folder, held, plan, meter)
+    held, num_changed = _follow(folder, held, plan, threads, meter)
     applied = tuple(range(plan.start + 1, plan.start + 1 + len(plan.deltas)))
-    return PullReport(held.version, plan.seed, applied, num_changed, recovered)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    """The full version to begin with, if any, its number, and the deltas that follow it."""
-
-    seed: Path | None
-    start: int
-    deltas: tuple[Path, ...]
-    algorithm: str
-
-
-def _plan(held: LocalState | None, base: Path, source: Path, target: int) -> _Plan:
-    floor = 0 if held is None else held.version
-    start, deltas, algorithm = target, [], DEFAULT_ALGORITHM
-    while start > floor:
-        path = source / version_name(start)
-        version = open_version(path)
-        if version is None:
-            break
-        with version:
-            algorithm = version.algorithm
-        deltas.append(path)
-        start -= 1
-    seed = None
-    if held is None or start > floor:
-        seed = source / version_name(start) if start > 0 else base
-    else:
-        start = floor
-    return _Plan(seed, start, tuple(reversed(deltas)), algorithm)
+    return PullReport(held.version, plan.seed, applied, num_changed, recovered=False)
 
 
 def _settle(folder: SyncFolder) -> tuple[bool, LocalState | None]:
@@ -183,7 +153,7 @@ def _is_exactly(local: Path, state: LocalState) -> bool:
 
 
 def _follow(
-    folder: SyncFolder, held: LocalState, plan: _Plan, meter: Meter
+    folder: SyncFolder, held: LocalState, plan: Plan, threads: int, meter: Meter
 ) -> tuple[LocalState, int]:
     """Applies the deltas; tensors that the first one does not name are checked before it."""
     num_changed = 0
@@ -191,7 +161,7 @@ def _follow(
         with _open_delta(path) as version:
             if number == 0 and plan.seed is None:
                 held = _check_unnamed(folder, held, version, meter)
-            held, count = apply_version(folder, held, version, meter)
+            held, count = apply_version(folder, held, version, threads, meter)
             num_changed += count
     return held, num_changed
 
@@ -220,7 +190,7 @@ def _open_delta(path: Path) -> DeltaVersion:
     return version
 
 
-def _total_bytes(seed: Checkpoint | None, plan: _Plan, folder: SyncFolder) -> int:
+def _total_bytes(seed: Checkpoint | None, plan: Plan, folder: SyncFolder) -> int:
     if seed is None and not plan.deltas:
         return 0
     if seed is not None:

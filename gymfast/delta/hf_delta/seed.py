@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from gymfast.delta.checkpoint_stream import Meter
@@ -11,8 +12,10 @@ from gymfast.delta.hf_delta.check import digest_all
 from gymfast.delta.hf_delta.copying import copy_file, files_of
 from gymfast.delta.hf_delta.state import LocalState, SyncFolder
 from gymfast.delta.hf_delta.version import INDEX_NAME, is_delta_file
-from gymfast.delta.safetensors_files import Checkpoint
+from gymfast.delta.safetensors_files import Checkpoint, Shard
 from gymfast.errors import BudgetError, FormatError, GymfastError
+
+_NUMBERED = re.compile(r"-of-([0-9]{1,9})\.safetensors$")
 
 
 def open_seed(path: Path) -> Checkpoint:
@@ -24,13 +27,21 @@ def open_seed(path: Path) -> Checkpoint:
     if not seed.is_directory:
         seed.close()
         raise FormatError(f"{path} is a file, expected the directory of a checkpoint")
-    if seed.index is None and all(is_delta_file(shard) for shard in seed.shards):
+    if seed.index is None and (what := _part_of(seed.shards[0])):
         seed.close()
         raise FormatError(
-            f"{path} has the files of a delta version but no {INDEX_NAME}: it is incomplete; wait "
-            "for it, or copy it again"
+            f"{path} has {what} but no {INDEX_NAME}: it is incomplete; wait for it, or copy it "
+            "again"
         )
     return seed
+
+
+def _part_of(shard: Shard) -> str | None:
+    """What the only file of a directory is a part of, if it cannot be a whole checkpoint."""
+    if is_delta_file(shard):
+        return "the files of a delta version"
+    numbered = _NUMBERED.search(shard.name)
+    return f"one file of {int(numbered[1])}" if numbered and int(numbered[1]) > 1 else None
 
 
 def check_local(folder: SyncFolder, seed: Path) -> None:

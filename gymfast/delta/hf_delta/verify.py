@@ -47,8 +47,13 @@ def verify_version(
             require_tensors(source, version)
             total = sum(source.spec(name).num_bytes for name in version.tensors)
             meter = Meter(progress, total)
+
+            def count(spec: CheckpointTensor, start: int, old: U8, new: U8) -> int:  # noqa: ARG001
+                meter.add(new.size)
+                return 0
+
             for stored in version.tensors.values():
-                decode_tensor(source, version, stored, {}, _ignore, meter)
+                decode_tensor(source, version, stored, {}, count)
         return Verified(version.number, False, num_tensors, num_tensors)
 
 
@@ -86,7 +91,3 @@ def _drain(version: DeltaVersion, meter: Meter) -> None:
         where = f"{shard.path}: tensor {stored.name!r}"
         ZstdFrame(shard.fd, stored.start, stored.num_bytes, shard.path, where).drain()
         meter.add(stored.num_bytes)
-
-
-def _ignore(spec: CheckpointTensor, start: int, old: U8, new: U8) -> int:  # noqa: ARG001 - a sink
-    return 0

@@ -59,23 +59,20 @@ class ZstdFrame:
         self._decoder = self._zstd.ZstdDecompressor()
         self.content_bytes = self._read_header(min(_HEADER_BYTES, num_bytes))
 
-    def read_into(self, out: memoryview) -> None:
-        """Fills out with the next bytes; raises FormatError if the frame is damaged or ends."""
-        done = 0
-        while done < len(out):
-            if self._decoder.eof:
-                raise self._error(f"it ends {len(out) - done} bytes too early")
-            piece = self._decode(len(out) - done)
-            out[done : done + len(piece)] = piece
-            done += len(piece)
+    def read(self, num_bytes: int) -> bytes | bytearray:
+        """The next bytes; raises FormatError if the frame is damaged or ends."""
+        data = self._decode_more(num_bytes)
+        if len(data) == num_bytes:  # as good as always: no second copy
+            return data
+        pieces = bytearray(data)
+        while len(pieces) < num_bytes:
+            pieces += self._decode_more(num_bytes - len(pieces))
+        return pieces
 
     def skip(self, num_bytes: int) -> None:
-        """Passes over bytes; raises like read_into."""
-        buffer = memoryview(bytearray(min(num_bytes, _READ_BYTES)))
+        """Passes over bytes; raises like read."""
         while num_bytes:
-            count = min(num_bytes, len(buffer))
-            self.read_into(buffer[:count])
-            num_bytes -= count
+            num_bytes -= len(self._decode_more(min(num_bytes, _READ_BYTES)))
 
     def drain(self) -> int:
         """Decodes all that is left; its bytes. Raises FormatError if the frame is damaged."""
@@ -93,6 +90,11 @@ class ZstdFrame:
         extra = self._end - self._at + len(self._decoder.unused_data)
         if extra:
             raise self._error(f"{extra} bytes follow it")
+
+    def _decode_more(self, most: int) -> bytes:
+        if most and self._decoder.eof:
+            raise self._error(f"it ends {most} bytes too early")
+        return self._decode(most)
 
     def _decode(self, most: int) -> bytes:
         data = self._next_input() if self._decoder.needs_input else b""
