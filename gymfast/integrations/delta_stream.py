@@ -13,7 +13,7 @@ from gymfast.delta.hf_delta.version import INDEX_NAME, version_name
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.integrations.host_budget import HostBudget
 from gymfast.integrations.rank_encoder import RankEncoder, Walk, walk_all
-from gymfast.integrations.rank_snapshot import Change, RankSnapshot
+from gymfast.integrations.rank_snapshot import RankSnapshot
 from gymfast.integrations.ranks import Ranks, names_to_leave_out
 
 
@@ -44,7 +44,7 @@ class OpenVersion:
 
     number: int
     path: Path
-    changes: dict[str, Change]
+    changes: dict[str, Stored]
     frame_bytes: int
 
 
@@ -100,8 +100,7 @@ class DeltaStream:
                 )
                 encoded = encoder.run(walk)
             left_out = names_to_leave_out(self._ranks.gather(encoded.shared), self._ranks.rank)
-            changes = {n: c for n, c in encoded.changes.items() if n not in left_out}
-            stored = {name: change.stored for name, change in changes.items()}
+            stored = {n: change for n, change in encoded.changes.items() if n not in left_out}
             file_bytes = self._write_files(number, path, stored)
         except BaseException:
             self._budget.held_bytes = held_bytes
@@ -109,7 +108,7 @@ class DeltaStream:
         frame_bytes = self._budget.held_bytes - held_bytes
         self.open = OpenVersion(number, path, encoded.changes, frame_bytes)
         total = sum(size for name, size in encoded.sizes.items() if name not in left_out)
-        return Written(total, sum(change.changed_bytes for change in changes.values()), file_bytes)
+        return Written(total, sum(change.changed_bytes for change in stored.values()), file_bytes)
 
     def promote(self) -> None:
         """The open version is what engines hold from now on."""

@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
 
+from gymfast.delta.hf_delta.stored import Stored
 from gymfast.delta.memory import U8
 from gymfast.integrations.host_budget import HostBudget
-from gymfast.integrations.rank_snapshot import Change, RankSnapshot, to_host
+from gymfast.integrations.rank_snapshot import RankSnapshot, to_host
 
 Add = Callable[[str, Any], None]
 Walk = Callable[[Add], None]
@@ -23,7 +24,7 @@ class Encoded:
     """Sizes of all tensors in bytes, the changed ones, and strong digests of those ranks share."""
 
     sizes: dict[str, int] = field(default_factory=dict)
-    changes: dict[str, Change] = field(default_factory=dict)
+    changes: dict[str, Stored] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
 
 
@@ -55,7 +56,7 @@ class RankEncoder:
         self._snapshot, self._shared, self._budget = snapshot, shared, budget
         self._max_jobs = 2 * threads
         self._pool = ThreadPoolExecutor(threads, "gymfast-encode")
-        self._jobs: deque[tuple[str, Future[tuple[Change | None, str]]]] = deque()
+        self._jobs: deque[tuple[str, Future[tuple[Stored | None, str]]]] = deque()
         self._encoded = Encoded()
 
     def run(self, walk: Walk) -> Encoded:
@@ -73,7 +74,7 @@ class RankEncoder:
         self._encoded.sizes[name] = data.size
         self._jobs.append((name, self._pool.submit(self._encode, name, data)))
 
-    def _encode(self, name: str, data: U8) -> tuple[Change | None, str]:
+    def _encode(self, name: str, data: U8) -> tuple[Stored | None, str]:
         digest = ""
         if name in self._shared:
             digest = blake2b(data.data, digest_size=16).hexdigest()
@@ -85,5 +86,5 @@ class RankEncoder:
         if digest:
             self._encoded.shared[name] = digest
         if change is not None:
-            self._budget.take(change.num_bytes, f"the frame of tensor {name!r}")
+            self._budget.take(len(change.frame), f"the frame of tensor {name!r}")
             self._encoded.changes[name] = change

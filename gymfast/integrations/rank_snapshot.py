@@ -4,30 +4,16 @@ from __future__ import annotations
 
 import logging
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 from gymfast.delta.hf_delta.stored import Stored, restore, store
-from gymfast.delta.memory import CPU, PINNED, U8, count_different
+from gymfast.delta.memory import CPU, PINNED, U8
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.delta.tensors import as_tensor
 from gymfast.errors import CoverageError
 from gymfast.integrations.host_budget import HostBudget
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Change:
-    """What is stored of a changed tensor, and how many of its bytes differ."""
-
-    stored: Stored
-    changed_bytes: int
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that are stored."""
-        return len(self.stored.frame)
 
 
 class RankSnapshot:
@@ -69,7 +55,7 @@ class RankSnapshot:
             )
         self._tensors[name] = held.data
 
-    def encode(self, name: str, data: U8) -> Change | None:
+    def encode(self, name: str, data: U8) -> Stored | None:
         """What changed in a tensor; None if nothing did. Safe on several threads.
 
         Raises CoverageError for a tensor that the snapshot does not have, or not in this size.
@@ -81,17 +67,16 @@ class RankSnapshot:
                 f"tensor {name!r} {found}: a delta cannot say that; begin a new run, whose "
                 "--hf-checkpoint has the tensor as it is now"
             )
-        stored = store(name, held, data, self._encoding, self._algorithm)
-        return None if stored is None else Change(stored, count_different(held, data))
+        return store(name, held, data, self._encoding, self._algorithm)
 
-    def promote(self, changes: dict[str, Change], threads: int) -> None:
+    def promote(self, changes: dict[str, Stored], threads: int) -> None:
         """Makes what was encoded the state of this snapshot.
 
         What is done is taken out of `changes`: a second call, after an error, does the rest.
         """
 
         def apply(name: str) -> str:
-            restore(changes[name].stored, self._tensors[name], self._encoding)
+            restore(changes[name], self._tensors[name], self._encoding)
             return name
 
         with ThreadPoolExecutor(threads, "gymfast-promote") as pool:

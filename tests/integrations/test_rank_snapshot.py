@@ -40,7 +40,7 @@ def test_promoting_again_after_an_error_does_the_rest(
     snapshot: RankSnapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     changes = {name: snapshot.encode(name, NEW[name]) for name in "abc"}
-    failing = changes["b"].stored
+    failing = changes["b"]
     restore = rank_snapshot.restore
 
     def fail_for_one(stored: object, *arguments: object) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,14 +17,16 @@ from gymfast.delta.safetensors_header import build_header
 from gymfast.errors import FormatError, MissingDependencyError
 
 _MAX_POSITIONS = 2**32  # of the overwrite encoding
+_PIECE_BYTES = 2**18
 
 
 @dataclass(frozen=True)
 class Stored:
-    """The zstd frame that turns the old bytes of a tensor into the new ones, and their digest."""
+    """The zstd frame that turns old bytes of a tensor into new ones; digest of the new ones."""
 
     frame: bytes
     digest: str
+    changed_bytes: int
 
 
 def store(
@@ -38,22 +41,40 @@ def store(
             f"tensor {name!r} has {new.size} bytes, positions of the overwrite encoding end at "
             f"{_MAX_POSITIONS}: publish with the encoding xor"
         )
-    if np.array_equal(old, new):
+    changed_bytes = _count_different(old, new)
+    if not changed_bytes:
         return None
     hasher = new_hasher(algorithm)
     hasher.update(new.data)
-    return Stored(_frame_of(encoding, old, new, threads), hasher.hexdigest())
+    return Stored(_frame_of(encoding, old, new, threads), hasher.hexdigest(), changed_bytes)
 
 
 def restore(stored: Stored, data: U8, encoding: str) -> None:
     """Turns the old bytes into the new ones, for who made the frame: nothing is checked."""
-    content = np.frombuffer(load_zstd().ZstdDecompressor().decompress(stored.frame), np.uint8)
+    decoder = load_zstd().ZstdDecompressor()
     if encoding == "xor":
-        np.bitwise_xor(data, content, out=data)
+        _xor(decoder, stored.frame, data)
         return
+    content = np.frombuffer(decoder.decompress(stored.frame), np.uint8)
     count = int(content[:4].view("<u4")[0])
     values = 4 + 4 * count
     data[content[4:values].view("<u4")] = content[values:]
+
+
+def _count_different(old: U8, new: U8) -> int:
+    starts = range(0, new.size, _PIECE_BYTES)
+    pairs = ((old[at : at + _PIECE_BYTES], new[at : at + _PIECE_BYTES]) for at in starts)
+    return sum(int(np.count_nonzero(one != other)) for one, other in pairs)
+
+
+def _xor(decoder: Any, frame: bytes, data: U8) -> None:
+    """Piece by piece: what was just decoded is still in the cache, and its memory is used again."""
+    at = 0
+    while at < data.size:
+        piece = np.frombuffer(decoder.decompress(frame, max_length=_PIECE_BYTES), np.uint8)
+        window = data[at : at + piece.size]
+        np.bitwise_xor(window, piece, out=window)
+        at, frame = at + piece.size, b""
 
 
 def file_pieces(stored: dict[str, Stored]) -> list[Buffer]:
