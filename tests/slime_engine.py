@@ -22,6 +22,8 @@ import xxhash
 import zstandard
 from slime_stubs import Method
 
+from gymfast.integrations.slime import pre_read
+
 PATCH = Path("docker") / "patch" / "latest" / "sglang-pull_weights.patch"
 METHODS = (
     *("pull_weights", "pause_generation", "flush_cache", "update_weights_from_disk"),
@@ -99,7 +101,21 @@ def read_tensors(checkpoint: Path) -> dict[str, bytes]:
     return tensors
 
 
-def receiver_of(source: Path | None) -> Pull:
+def receiver_of(source: Path | None, has_store: bool) -> Pull:
+    """A receiver that calls the pre-read hook first if there is a store, as slime's does."""
+    receive = _receiver_of(source)
+    if not has_store:
+        return receive
+
+    def fetch_and_receive(local: str, base: str, versions: str, target: int) -> None:
+        if target > 0:
+            pre_read(versions, target)
+        receive(local, base, versions, target)
+
+    return fetch_and_receive
+
+
+def _receiver_of(source: Path | None) -> Pull:
     """slime's own receiver, out of the patch in its checkout; that of the tests without one."""
     if source is None:
         return pull

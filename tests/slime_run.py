@@ -26,6 +26,8 @@ from safetensors.torch import save_file
 from slime_engine import Engine, receiver_of
 from slime_stubs import Place
 
+from gymfast.integrations.slime import post_write
+
 EXPERT = "decoder.layers.0.mlp.experts.linear_fc1.weight"
 TENSORS: dict[str, tuple[int, ...]] = {
     "embedding.weight": (300, 64),
@@ -62,6 +64,7 @@ class Script:
     algorithm: str = "xxh3-128"
     options: dict[str, Any] = field(default_factory=dict)
     has_copies: bool = False
+    has_views: bool = False  # each rank and the engines have a directory of their own, and a store
     framework: str = "slime"
     base_changes: dict[str, Any] = field(default_factory=dict)  # shapes
 
@@ -72,6 +75,9 @@ class Script:
     @property
     def versions(self) -> Path:
         return self.folder / "versions"
+
+    def versions_of(self, rank: int) -> Path:
+        return self.folder / f"view{rank}" if self.has_views else self.versions
 
 
 def weights_at(step: int) -> dict[str, torch.Tensor]:
@@ -101,6 +107,8 @@ def run(script: Script) -> list[list[dict[str, Any]]]:
     path.write_text(json.dumps(dataclasses.asdict(script), default=str))
     command = [sys.executable, "-P", __file__, str(path)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    if script.has_views:
+        environment |= {"GYMFAST_STORE": str(script.folder / "store"), "GYMFAST_RUN": "run-1"}
     logs = [script.folder / f"rank{rank}.log" for rank in range(script.num_ranks)]
     processes = []
     for rank, log in enumerate(logs):
@@ -136,6 +144,8 @@ def hook(args: Namespace, path: str, engines: list[Any]) -> None:
     _hook_calls.append(Path(path).name)
     if _hook_failures:
         raise OSError(_hook_failures.pop())
+    if "GYMFAST_STORE" in os.environ:
+        post_write(args, path, engines)
 
 
 class Chunk:
@@ -180,7 +190,7 @@ class Run:
             check_weight_update_equal=False,
             q_lora_rank=None,
             update_weight_transport="disk",
-            update_weight_disk_dir=str(script.versions),
+            update_weight_disk_dir=str(script.versions_of(self.rank)),
             update_weight_local_checkpoint_dir=str(script.folder / "local"),
             update_weight_delta_encoding=script.encoding,
             update_weight_delta_checksum=script.algorithm,
@@ -212,7 +222,7 @@ class Run:
             if name not in self.engines:
                 local = self.script.folder / name / "local"
                 is_slime = self.script.framework == "slime"  # miles's receiver is not in its source
-                pull = receiver_of(self.script.source if is_slime else None)
+                pull = receiver_of(self.script.source if is_slime else None, self.script.has_views)
                 self.engines[name] = Engine(
                     name, self.script.base, self.script.versions, local, pull
                 )

@@ -6,6 +6,7 @@ import shutil
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from gymfast.delta.hf_delta.publish import write_new
 from gymfast.delta.hf_delta.stored import Stored, file_name, file_pieces, index_text
@@ -68,10 +69,9 @@ class DeltaStream:
         """Removes the versions of an earlier run, which start from another base."""
         directory = self.settings.directory
         with self._ranks.together("removing the versions of an earlier run"):
-            if self._ranks.is_first:
-                directory.mkdir(parents=True, exist_ok=True)
-                for path in directory.glob("weight_v*"):
-                    shutil.rmtree(path)
+            directory.mkdir(parents=True, exist_ok=True)
+            for path in directory.glob("weight_v*"):
+                _remove(path)
 
     def seed(self, walk: Walk) -> None:
         """Fills the snapshot with what engines start from."""
@@ -84,6 +84,7 @@ class DeltaStream:
         names = self._ranks.gather(snapshot.names)
         others = (them for rank, them in enumerate(names) if rank != self._ranks.rank)
         self._shared = set(snapshot.names).intersection(chain.from_iterable(others))
+        self._shared |= snapshot.repeated
 
     def write(self, number: int, walk: Walk) -> Written:
         """Writes what changed since the last promoted version as version `number`."""
@@ -92,8 +93,7 @@ class DeltaStream:
         held_bytes = self._budget.held_bytes
         try:
             with self._ranks.together("removing what is left of an earlier attempt"):
-                if self._ranks.is_first and path.exists():
-                    shutil.rmtree(path)
+                _remove(path)
             with self._ranks.together("encoding"):
                 encoder = RankEncoder(
                     self._snapshot, self._shared, self.settings.threads, self._budget
@@ -142,3 +142,13 @@ class DeltaStream:
                 index = index_text(number, s.encoding, s.algorithm, weight_map)
                 write_new(path / INDEX_NAME, [index])
         return file_bytes
+
+
+def _remove(path: Path) -> None:
+    """Removes a directory as this rank sees it, while others may: views differ between hosts."""
+
+    def pass_if_gone(_function: object, _path: str, raised: tuple[object, Any, object]) -> None:
+        if not isinstance(raised[1], FileNotFoundError):
+            raise raised[1]
+
+    shutil.rmtree(path, onerror=pass_if_gone)

@@ -11,6 +11,7 @@ from typing import Any
 
 from gymfast.delta.hf_delta.stored import Stored
 from gymfast.delta.memory import U8
+from gymfast.errors import GymfastError
 from gymfast.integrations.host_budget import HostBudget
 from gymfast.integrations.rank_snapshot import RankSnapshot, to_host
 
@@ -83,8 +84,11 @@ class RankEncoder:
     def _collect(self) -> None:
         name, job = self._jobs.popleft()
         change, digest = job.result()
-        if digest:
-            self._encoded.shared[name] = digest
-        if change is not None:
+        if digest and self._encoded.shared.setdefault(name, digest) != digest:
+            raise GymfastError(
+                f"tensor {name!r} was exported twice with different bytes: nothing was published; "
+                "the conversion to Hugging Face names has to be corrected"
+            )
+        if change is not None and name not in self._encoded.changes:
             self._budget.take(len(change.frame), f"the frame of tensor {name!r}")
             self._encoded.changes[name] = change

@@ -23,6 +23,8 @@ class RankSnapshot:
         self._encoding, self._algorithm = encoding, algorithm
         self._budget = budget
         self._tensors: dict[str, U8] = {}
+        self.repeated: set[str] = set()
+        """Names that the trainer exports more than once."""
 
     @property
     def names(self) -> list[str]:
@@ -33,6 +35,7 @@ class RankSnapshot:
         """Forgets all tensors."""
         self._budget.give(sum(data.size for data in self._tensors.values()))
         self._tensors.clear()
+        self.repeated.clear()
 
     def seed(self, name: str, value: Any, base: Checkpoint) -> None:
         """Takes a tensor from the checkpoint that engines start from.
@@ -40,6 +43,9 @@ class RankSnapshot:
         One that is not there is taken as the trainer has it, with a warning. Raises CoverageError
         if the trainer exports another number of bytes than the checkpoint has.
         """
+        if name in self._tensors:
+            self.repeated.add(name)
+            return
         tensor = as_tensor(value, name)
         self._budget.take(tensor.num_bytes, f"the snapshot of tensor {name!r}")
         if name not in base.names:

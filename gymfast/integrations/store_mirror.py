@@ -46,6 +46,8 @@ class StoreMirror:
 
     def put(self, version: Path) -> None:
         """Puts every file of a version directory that is visible here; the index last."""
+        if not version.exists():
+            return  # a rank without changes on a host of its own
         files = sorted(version.iterdir(), key=lambda file: (file.name == INDEX_NAME, file.name))
         for file in files:
             content = Tensor("U8", (size := file.stat().st_size,), _read(file, size))

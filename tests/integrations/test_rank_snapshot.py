@@ -10,9 +10,10 @@ import torch
 from safetensors.numpy import save_file
 
 from gymfast.delta.safetensors_files import Checkpoint
-from gymfast.errors import CoverageError
+from gymfast.errors import CoverageError, GymfastError
 from gymfast.integrations import rank_snapshot
 from gymfast.integrations.host_budget import HostBudget
+from gymfast.integrations.rank_encoder import Add, Encoded, RankEncoder
 from gymfast.integrations.rank_snapshot import RankSnapshot, to_host
 
 OLD = {name: np.arange(1000, dtype=np.uint8) for name in "abc"}
@@ -77,3 +78,24 @@ def test_a_tensor_that_is_new_or_changed_its_size_is_refused(snapshot: RankSnaps
 def test_a_tensor_without_dimensions_has_its_bytes() -> None:
     value = torch.tensor(1.5, dtype=torch.bfloat16)
     assert to_host(value, "scale").tobytes() == b"\xc0\x3f"
+
+
+def test_a_tensor_that_is_exported_twice_has_to_be_the_same(
+    snapshot: RankSnapshot, tmp_path: Path
+) -> None:
+    with Checkpoint.open(tmp_path) as base:
+        snapshot.seed("a", OLD["a"], base)
+    assert snapshot.repeated == {"a"}
+
+    def encode(second: np.ndarray) -> Encoded:
+        def walk(add: Add) -> None:
+            for name, value in [("a", NEW["a"]), ("b", NEW["b"]), ("a", second)]:
+                add(name, value)
+
+        return RankEncoder(snapshot, snapshot.repeated, 2, HostBudget(None)).run(walk)
+
+    encoded = encode(NEW["a"].copy())
+    assert list(encoded.changes) == ["a", "b"]
+    assert encoded.sizes == {"a": 1000, "b": 1000}
+    with pytest.raises(GymfastError, match="tensor 'a' was exported twice with different bytes"):
+        encode(OLD["a"])

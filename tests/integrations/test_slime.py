@@ -223,6 +223,22 @@ def test_a_tensor_of_another_size_than_in_the_base_is_named(tmp_path: Path) -> N
         )
 
 
+@BOTH
+def test_ranks_and_engines_without_a_common_directory_meet_in_the_store(
+    is_gymfast: bool, tmp_path: Path
+) -> None:
+    failing = [("fail_hook", 1), *sync_of(2)] if is_gymfast else []
+    steps = [*START, *sync_of(1), *failing, ("sync",), *sync_of(3)]
+    ranks = run(Script(tmp_path, SOURCE, is_gymfast, 3, steps, has_views=True))
+    if is_gymfast:
+        assert "the bucket is not reachable" in ranks[0][2]["error"]
+        assert [note["version"] for note in ranks[0]] == [0, 1, 1, 2, 3]
+    for notes in ranks:
+        assert [note["error"] for note in notes[-2:]] == [None, None]
+    for engine in ranks[0][-1]["engines"].values():
+        assert engine["served"] == digest_of_bytes(truth(3))
+
+
 def test_the_stand_in_has_the_signatures_that_install_expects(tmp_path: Path) -> None:
     steps = [("signatures",)]
     found = [run(Script(tmp_path / "0", None, False, 1, steps))[0]]
