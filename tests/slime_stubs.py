@@ -5,6 +5,7 @@ Real are: the updaters, their gather and bucket code, their distributed helpers 
 
 from __future__ import annotations
 
+import importlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,6 +61,8 @@ def install(framework: str, source: Path, place: Place) -> None:
     _install_megatron(place, own)
     sys.path.insert(0, str(source))
     if source == STAND_IN:
+        for name in ("slime", "miles"):
+            _module(f"{name}.utils.misc", load_function=_load_function)
         return
     _module("tqdm", tqdm=_Bar)
     _module("httpx", AsyncClient=object)
@@ -105,6 +108,11 @@ def _install_for_miles(place: Place, own: Any) -> None:
     _module("miles.utils.ft_utils.process_group_utils", GeneralPGUtil=object)
     _module("miles.utils.logging_utils", configure_logger_raw=None)
     torch.cuda.current_device = lambda: "cpu"
+
+
+def _load_function(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
 
 
 def _convert(args: Any, model_name: str, name: str, tensor: torch.Tensor, config: Any) -> list:

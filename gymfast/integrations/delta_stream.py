@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from gymfast.delta.hf_delta.publish import write_new
 from gymfast.delta.hf_delta.stored import Stored, file_name, file_pieces, index_text
@@ -145,10 +145,7 @@ class DeltaStream:
 
 
 def _remove(path: Path) -> None:
-    """Removes a directory as this rank sees it, while others may: views differ between hosts."""
-
-    def pass_if_gone(_function: object, _path: str, raised: tuple[object, Any, object]) -> None:
-        if not isinstance(raised[1], FileNotFoundError):
-            raise raised[1]
-
-    shutil.rmtree(path, onerror=pass_if_gone)
+    """Removes a directory as this rank sees it; ranks of one host do so at the same time."""
+    while path.exists():
+        with suppress(FileNotFoundError):  # the others were faster
+            shutil.rmtree(path)
