@@ -106,7 +106,7 @@ def run(script: Script) -> list[list[dict[str, Any]]]:
     path = script.folder / "script.json"
     path.write_text(json.dumps(dataclasses.asdict(script), default=str))
     command = [sys.executable, "-P", __file__, str(path)]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
     if script.has_views:
         environment |= {"GYMFAST_STORE": str(script.folder / "store"), "GYMFAST_RUN": "run-1"}
     logs = [script.folder / f"rank{rank}.log" for rank in range(script.num_ranks)]
