@@ -20,6 +20,8 @@ class Setting:
 SETTINGS = (
     Setting("GYMFAST_CPU", "best found", "instruction set: baseline, avx2, avx512"),
     Setting("GYMFAST_THREADS", "all cores", "threads of the codec", "--threads"),
+    Setting("GYMFAST_RUN", "", "run that the hooks for slime use"),
+    Setting("GYMFAST_STORE", "", "store that the hooks for slime use"),
     Setting("GYMFAST_TRACEBACK", "", "1: show the traceback of an error"),
 )
 

@@ -182,7 +182,7 @@ def test_unusable_options_are_the_callers_mistake(tmp_path: Path) -> None:
 
 
 def test_an_overwrite_beyond_its_positions_is_refused(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("gymfast.delta.hf_delta.publish._MAX_POSITIONS", 100)
+    monkeypatch.setattr("gymfast.delta.hf_delta.stored._MAX_POSITIONS", 100)
     weights = {"w": Tensor("U8", (101,), np.zeros(101, np.uint8))}
     new = {"w": Tensor("U8", (101,), np.ones(101, np.uint8))}
     paths = [write(tmp_path / f"{i}.safetensors", w) for i, w in enumerate((weights, new))]

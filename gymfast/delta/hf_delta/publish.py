@@ -2,31 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import os
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-import numpy as np
-
 from gymfast.delta.checkpoint_stream import Meter, Progress
 from gymfast.delta.files import Buffer, os_errors, sync_directory, write_all
 from gymfast.delta.hf_delta.copying import copy_file, files_of
-from gymfast.delta.hf_delta.digests import DEFAULT_ALGORITHM, HEX_DIGITS, new_hasher
+from gymfast.delta.hf_delta.digests import DEFAULT_ALGORITHM, HEX_DIGITS
 from gymfast.delta.hf_delta.seed import open_seed
-from gymfast.delta.hf_delta.version import COMPRESSION, ENCODINGS, INDEX_NAME, version_name
+from gymfast.delta.hf_delta.stored import Stored, file_name, file_pieces, index_text, store
+from gymfast.delta.hf_delta.version import ENCODINGS, INDEX_NAME, version_name
 from gymfast.delta.memory import U8
 from gymfast.delta.safetensors_files import Checkpoint
-from gymfast.delta.safetensors_header import build_header
 from gymfast.delta.state import num_threads
 from gymfast.delta.temporary import make_temporary, remove, sweep
-from gymfast.errors import ConflictError, FormatError, MissingDependencyError
+from gymfast.errors import ConflictError, FormatError
 
 MAX_FILE_BYTES = 2**30  # frames that are in memory at a time, but for one larger tensor
-_MAX_POSITIONS = 2**32  # of the overwrite encoding
-Frames = dict[str, bytes]
 
 
 @dataclass(frozen=True)
@@ -77,16 +72,7 @@ class StagedDirectory:
 
     def write(self, name: str, pieces: list[Buffer]) -> int:
         """Writes a new file, durably; its size."""
-        fd = os.open(self.path / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        try:
-            at = 0
-            for piece in pieces:
-                write_all(fd, piece, at)
-                at += len(piece)
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-        return at
+        return write_new(self.path / name, pieces)
 
     def commit(self) -> None:
         """Makes everything durable and visible with one rename."""
@@ -116,8 +102,7 @@ class VersionWriter:
         self._staged, self._number = staged, number
         self._encoding, self._algorithm = encoding, algorithm
         self._threads, self._max_file_bytes = threads, max_file_bytes
-        self._frames: Frames = {}
-        self._digests: dict[str, str] = {}
+        self._stored: dict[str, Stored] = {}
         self._pending_bytes = 0
         self._files: list[list[str]] = []  # names of tensors
         self.num_changed = 0
@@ -128,18 +113,11 @@ class VersionWriter:
 
         Raises FormatError for an overwrite of 4 GiB or more.
         """
-        if self._encoding == "overwrite" and new.size > _MAX_POSITIONS:
-            raise FormatError(
-                f"tensor {name!r} has {new.size} bytes, positions of the overwrite encoding end at "
-                f"{_MAX_POSITIONS}: publish with the encoding xor"
-            )
-        if np.array_equal(old, new):
+        stored = store(name, old, new, self._encoding, self._algorithm, threads=self._threads)
+        if stored is None:
             return False
-        hasher = new_hasher(self._algorithm)
-        hasher.update(new.data)
-        self._digests[name] = hasher.hexdigest()
-        self._frames[name] = _frame_of(self._encoding, old, new, self._threads)
-        self._pending_bytes += len(self._frames[name])
+        self._stored[name] = stored
+        self._pending_bytes += len(stored.frame)
         self.num_changed += 1
         if self._pending_bytes >= self._max_file_bytes:
             self._flush()
@@ -150,29 +128,20 @@ class VersionWriter:
         self._flush()
         weight_map = {}
         for number, names in enumerate(self._files):
-            file = f"model-{number:05d}-of-{len(self._files):05d}.safetensors"
+            file = file_name(number, len(self._files))
             (self._staged.path / _part(number)).rename(self._staged.path / file)
             weight_map.update(dict.fromkeys(names, file))
-        metadata = {
-            "version": f"{self._number:06d}",
-            "base_version": f"{self._number - 1:06d}",
-            "delta_encoding": self._encoding,
-            "compression_format": COMPRESSION,
-            "checksum_format": self._algorithm,
-        }
-        index = json.dumps({"metadata": metadata, "weight_map": weight_map}, ensure_ascii=False)
-        self._staged.write(INDEX_NAME, [index.encode()])
+        index = index_text(self._number, self._encoding, self._algorithm, weight_map)
+        self._staged.write(INDEX_NAME, [index])
         self._staged.commit()
 
     def _flush(self) -> None:
-        if not self._frames:
+        if not self._stored:
             return
-        specs = [(name, "U8", (len(frame),)) for name, frame in self._frames.items()]
-        start, _ = build_header(specs, self._digests)
-        pieces: list[Buffer] = [start, *self._frames.values()]
+        pieces = file_pieces(self._stored)
         self.stored_bytes += self._staged.write(_part(len(self._files)), pieces)
-        self._files.append(list(self._frames))
-        self._frames, self._digests, self._pending_bytes = {}, {}, 0
+        self._files.append(list(self._stored))
+        self._stored, self._pending_bytes = {}, 0
 
 
 def publish_delta(
@@ -229,6 +198,20 @@ def publish_full(
         return PublishReport(out, number, True, len(seed.names), len(seed.names), num_bytes)
 
 
+def write_new(path: Path, pieces: list[Buffer]) -> int:
+    """Writes a new file, durably; its size. Raises OSError, also if it is there."""
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    try:
+        at = 0
+        for piece in pieces:
+            write_all(fd, piece, at)
+            at += len(piece)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return at
+
+
 def _part(number: int) -> str:
     return f"part-{number:05d}"
 
@@ -257,16 +240,3 @@ def _require_same(old: Checkpoint, new: Checkpoint) -> None:
 
 def _text(spec: tuple[str, tuple[int, ...]] | None) -> str:
     return "not there" if spec is None else f"{spec[0]} {list(spec[1])}"
-
-
-def _frame_of(encoding: str, old: U8, new: U8, threads: int) -> bytes:
-    try:
-        from gymfast import _core
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"publishing needs gymfast._core, which cannot be loaded ({error}): install gymfast "
-            "again for this Python"
-        ) from error
-    if encoding == "xor":
-        return _core.zstd_xor_frame(old, new, threads)
-    return _core.zstd_overwrite_frame(old, new, threads)

@@ -1,0 +1,115 @@
+"""What a delta version stores of a tensor, and the texts of its files around it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gymfast.delta.files import Buffer
+from gymfast.delta.hf_delta.digests import new_hasher
+from gymfast.delta.hf_delta.version import COMPRESSION
+from gymfast.delta.hf_delta.zstd_frame import load_zstd
+from gymfast.delta.memory import U8
+from gymfast.delta.safetensors_header import build_header
+from gymfast.errors import FormatError, MissingDependencyError
+
+_MAX_POSITIONS = 2**32  # of the overwrite encoding
+_PIECE_BYTES = 2**18
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The zstd frame that turns old bytes of a tensor into new ones; digest of the new ones."""
+
+    frame: bytes
+    digest: str
+    changed_bytes: int
+
+
+def store(
+    name: str, old: U8, new: U8, encoding: str, algorithm: str, *, threads: int = 1
+) -> Stored | None:
+    """What turns old into new; None if they are equal.
+
+    Raises FormatError for an overwrite of 4 GiB or more.
+    """
+    if encoding == "overwrite" and new.size > _MAX_POSITIONS:
+        raise FormatError(
+            f"tensor {name!r} has {new.size} bytes, positions of the overwrite encoding end at "
+            f"{_MAX_POSITIONS}: publish with the encoding xor"
+        )
+    changed_bytes = _count_different(old, new)
+    if not changed_bytes:
+        return None
+    hasher = new_hasher(algorithm)
+    hasher.update(new.data)
+    return Stored(_frame_of(encoding, old, new, threads), hasher.hexdigest(), changed_bytes)
+
+
+def restore(stored: Stored, data: U8, encoding: str) -> None:
+    """Turns the old bytes into the new ones, for who made the frame: nothing is checked."""
+    decoder = load_zstd().ZstdDecompressor()
+    if encoding == "xor":
+        _xor(decoder, stored.frame, data)
+        return
+    content = np.frombuffer(decoder.decompress(stored.frame), np.uint8)
+    count = int(content[:4].view("<u4")[0])
+    values = 4 + 4 * count
+    data[content[4:values].view("<u4")] = content[values:]
+
+
+def _count_different(old: U8, new: U8) -> int:
+    starts = range(0, new.size, _PIECE_BYTES)
+    pairs = ((old[at : at + _PIECE_BYTES], new[at : at + _PIECE_BYTES]) for at in starts)
+    return sum(int(np.count_nonzero(one != other)) for one, other in pairs)
+
+
+def _xor(decoder: Any, frame: bytes, data: U8) -> None:
+    """Piece by piece: what was just decoded is still in the cache, and its memory is used again."""
+    at = 0
+    while at < data.size:
+        piece = np.frombuffer(decoder.decompress(frame, max_length=_PIECE_BYTES), np.uint8)
+        window = data[at : at + piece.size]
+        np.bitwise_xor(window, piece, out=window)
+        at, frame = at + piece.size, b""
+
+
+def file_pieces(stored: dict[str, Stored]) -> list[Buffer]:
+    """The content of a safetensors file of a version, in order."""
+    specs = [(name, "U8", (len(one.frame),)) for name, one in stored.items()]
+    start, _ = build_header(specs, {name: one.digest for name, one in stored.items()})
+    return [start, *(one.frame for one in stored.values())]
+
+
+def file_name(number: int, count: int) -> str:
+    """The name of file `number` (from 0) of `count`."""
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def index_text(number: int, encoding: str, algorithm: str, weight_map: dict[str, str]) -> bytes:
+    """The index of a version: what it is, and which tensor is in which file."""
+    metadata = {
+        "version": f"{number:06d}",
+        "base_version": f"{number - 1:06d}",
+        "delta_encoding": encoding,
+        "compression_format": COMPRESSION,
+        "checksum_format": algorithm,
+    }
+    index = {"metadata": metadata, "weight_map": weight_map}
+    return json.dumps(index, ensure_ascii=False).encode()
+
+
+def _frame_of(encoding: str, old: U8, new: U8, threads: int) -> bytes:
+    try:
+        from gymfast import _core
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"publishing needs gymfast._core, which cannot be loaded ({error}): install gymfast "
+            "again for this Python"
+        ) from error
+    if encoding == "xor":
+        return _core.zstd_xor_frame(old, new, threads)
+    return _core.zstd_overwrite_frame(old, new, threads)

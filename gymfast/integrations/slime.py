@@ -1,0 +1,96 @@
+"""slime: its delta updater with native frames, put in place by one flag; and its two store hooks.
+
+    --custom-megatron-init-path gymfast.integrations.slime.install
+
+Flags, options and versions: docs/integrations/slime.md.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gymfast.errors import GymfastError
+from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.rank_encoder import Add
+from gymfast.integrations.rebind import replace_class
+from gymfast.integrations.store_mirror import StoreMirror
+
+_MODULE = "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta"
+_CONSTRUCTOR = ("args", "model", "weights_getter", "model_name", "quantization_config")
+_CONNECT = (
+    *("rollout_engines", "rollout_engine_lock"),
+    *("engine_gpu_counts", "engine_gpu_offsets", "engine_parallel_configs"),
+)
+EXPECTED = {
+    "__init__": _CONSTRUCTOR,
+    "connect_rollout_engines": _CONNECT,
+    "disconnect_rollout_engines": (),
+    "update_weights": (),
+    "pop_metrics": (),
+    "_iter_hf_tensors": (),
+}
+"""Methods of slime's class that the updater here uses or stands for, with their parameters."""
+
+
+def install(args: Any) -> None:
+    """Puts the updater of gymfast in the place of slime's; to be named on the command line.
+
+    slime calls it in every trainer actor, before it picks an updater. Raises ValueError for a mode
+    other than delta and for unknown options, GymfastError for an unknown slime.
+    """
+    check_options(args)
+    if args.update_weight_mode != "delta":
+        raise ValueError(
+            f"--update-weight-mode is {args.update_weight_mode}, this plug-in replaces the updater "
+            "of delta: set it (with --update-weight-transport disk), or leave "
+            "--custom-megatron-init-path out"
+        )
+    replace_class(_MODULE, "UpdateWeightFromDiskDelta", EXPECTED, make_updater)
+
+
+def post_write(args: Any, path: str, engines: Sequence[Any]) -> None:  # noqa: ARG001 - of slime
+    """Puts what the trainer wrote into the store; for --custom-update-weight-post-write-path.
+
+    Store and run are those of GYMFAST_STORE and GYMFAST_RUN. Raises GymfastError if one of them is
+    not set, StoreError if the store fails.
+    """
+    mirror = _mirror()
+    if Path(path).name.startswith("weight_v"):
+        mirror.put(Path(path))
+    else:
+        mirror.begin()  # slime's call before the first version
+
+
+def pre_read(path: str, target_version: int) -> None:
+    """Fetches what an engine is about to read; for --sglang-custom-pull-weights-pre-read-hook.
+
+    Raises as post_write; NotFoundError for a version that is not in the store.
+    """
+    _mirror().fetch(Path(path), target_version)
+
+
+def _mirror() -> StoreMirror:
+    store, run = os.environ.get("GYMFAST_STORE"), os.environ.get("GYMFAST_RUN")
+    if not store or not run:
+        raise GymfastError(
+            f"{'GYMFAST_RUN' if store else 'GYMFAST_STORE'} is not set: the hooks of "
+            "gymfast.integrations.slime need it in the environment of trainer and engines, with "
+            "the same value"
+        )
+    return StoreMirror(store, run)
+
+
+def make_updater(base: Any) -> type:
+    """The updater, derived from slime's."""
+    from slime.utils.distributed_utils import get_gloo_group
+    from slime.utils.misc import load_function
+
+    return derive_updater(base, Framework(get_gloo_group, load_function, _walk))
+
+
+def _walk(updater: Any, add: Add) -> None:
+    for name, tensor in updater._iter_hf_tensors():
+        add(name, tensor)

@@ -1,0 +1,1 @@
+"""Stands for miles where its source is not there: names and signatures are compared with it."""
