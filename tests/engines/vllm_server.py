@@ -1,4 +1,4 @@
-"""`vllm serve` with the one flag, and the calls of a trainer over HTTP."""
+"""The server of vLLM with the one flag, and the calls of a trainer over HTTP."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class Server:
             self.port = free.getsockname()[1]
         self._log = log
         self._command = [
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", model),
+            # `vllm serve` asks for the version of a package vllm, which the CPU repack is not.
+            *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model),
             *("--host", "127.0.0.1", "--port", str(self.port), "--tokens-only"),
             *("--skip-tokenizer-init", "--enforce-eager", "--dtype", "bfloat16"),
             *("--max-model-len", "128"),
