@@ -45,6 +45,7 @@ class Server:
         with self._log.open("w") as file:
             self._process = subprocess.Popen(
                 self._command,
+                cwd=self._log.parent,  # not the checkout: -m would import the gymfast there
                 env=os.environ | settings,
                 stdout=file,
                 stderr=subprocess.STDOUT,
