@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engines.vllm_process import PROMPTS
 from engines.vllm_run import Record, Run
-from engines.vllm_server import Server
 from safetensors.torch import load_file
 from safetensors.torch import save as save_bytes
 from transformers import Qwen3Config, Qwen3MoeConfig
@@ -124,31 +122,6 @@ def test_buckets_and_frames_without_a_store(run: Run, expected: list[Record]) ->
     assert found[6]["num_calls"] == found[7]["num_calls"] == 1, "the group of one tensor, whole"
     assert same(found[7], expected[2])
     assert same(found[8], expected[2]), "a frame that is applied already"
-
-
-def test_a_server_follows_a_run_over_http(run: Run, expected: list[Record]) -> None:
-    with Server(run.checkpoint(0), run.folder / "server.log") as server:
-
-        def update(version: int) -> list[int]:
-            calls = [
-                ("/pause?mode=wait", {}),
-                ("/start_weight_update", {}),
-                ("/update_weights", {"update_info": {"version": version}}),
-                ("/finish_weight_update", {"weight_version": str(version)}),
-                ("/reset_prefix_cache", {}),
-                ("/resume", {}),
-            ]
-            return [server.call(path, body)[0] for path, body in calls]
-
-        assert server.call("/init_weight_transfer_engine", {"init_info": run.follows})[0] == 200
-        for version in (1, NUM_SYNCS):
-            assert update(version) == [200] * 6
-            assert server.call("/weight_info")[1]["weight_version"] == str(version)
-            found = [server.tokens(prompt) for prompt in PROMPTS]
-            assert found == expected[version]["tokens"]
-        statuses = update(99)
-        assert statuses[2] == 500, "the version is not there"
-        assert [server.tokens(prompt) for prompt in PROMPTS] == expected[NUM_SYNCS]["tokens"]
 
 
 def bucket(tensors: dict[str, Any], **options: Any) -> list[Any]:
