@@ -84,7 +84,8 @@ def test_R73_every_option_in_help_or_message_exists() -> None:
     options |= {"--help", "--version"}
     texts = [*ROOT.glob("gymfast/**/*.py"), *ROOT.glob("csrc/**/*.[ch]*")]
     for source in texts:
-        if source.name == "syscalls.py":  # calls strace
+        # One calls strace, the others name the options of frameworks.
+        if source.name == "syscalls.py" or source.parent.name == "integrations":
             continue
         text = source.read_text()
         if source.suffix == ".py":
