@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -56,7 +56,32 @@ class CheckpointTensor:
     start: int
 
 
-class Checkpoint:
+class OpenShards:
+    """Files that are open together, and closed at the end of a `with`."""
+
+    shards: tuple[Shard, ...]
+
+    def close(self) -> None:
+        """Closes the files; raises GymfastError for what the system says."""
+        shards, self.shards = self.shards, ()
+        with ExitStack() as stack:
+            for shard in shards:
+                stack.enter_context(os_errors("close", shard.path))
+                stack.callback(os.close, shard.fd)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Checkpoint(OpenShards):
     """The tensors of a checkpoint, read on demand with pread; nothing stays in memory.
 
     Files are kept open, so that a checkpoint replaced by rename is still read as it was.
@@ -129,25 +154,6 @@ class Checkpoint:
         if out.size:
             with os_errors("read", shard.path):
                 read_into(shard.fd, out.data, spec.start + start, shard.path)
-
-    def close(self) -> None:
-        """Closes the files; raises GymfastError for what the system says."""
-        shards, self.shards = self.shards, ()
-        with ExitStack() as stack:
-            for shard in shards:
-                stack.enter_context(os_errors("close", shard.path))
-                stack.callback(os.close, shard.fd)
-
-    def __enter__(self) -> Checkpoint:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gymfast.delta import memory
-from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks, select
+from gymfast.delta.backends import Backend, EncodedBlocks, select
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.memory import Data
-from gymfast.delta.records import BlocksRecord
 from gymfast.errors import MissingDependencyError
 
 
@@ -37,100 +36,39 @@ class AutoBackend(Backend):
         """See Backend."""
         return self._cpu.check64(*parts)
 
-    def digest_blocks(
-        self,
-        data: Data,
-        geometry: Geometry,
-        threads: int,
-        first_block: int = 0,
-        num_blocks: int | None = None,
-    ) -> NDArray[np.uint64]:
+    # Whatever follows the tensor in a call goes on as it is: see Backend.
+
+    def digest_blocks(self, data: Data, *args: Any, **options: Any) -> NDArray[np.uint64]:
         """See Backend."""
-        return self._of(data).digest_blocks(data, geometry, threads, first_block, num_blocks)
+        return self._of(data).digest_blocks(data, *args, **options)
 
     def class_params(self, base: Data, unit_bytes: int) -> tuple[int, int]:
         """See Backend."""
         return self._of(base).class_params(base, unit_bytes)
 
-    def encode_blocks(
-        self,
-        base: Data,
-        new: Data,
-        geometry: Geometry,
-        params: BlockParams,
-        digests: NDArray[np.uint64],
-        first_block: int,
-        num_blocks: int,
-        *,
-        update: bool,
-        undo: bool,
-        threads: int,
-    ) -> EncodedBlocks:
+    def encode_blocks(self, base: Data, *args: Any, **options: Any) -> EncodedBlocks:
         """See Backend."""
-        return self._of(base).encode_blocks(
-            *(base, new, geometry, params, digests, first_block, num_blocks),
-            update=update,
-            undo=undo,
-            threads=threads,
-        )
+        return self._of(base).encode_blocks(base, *args, **options)
 
     def rollback_blocks(self, base: Data, undo: bytes | memoryview, geometry: Geometry) -> None:
         """See Backend."""
         self._of(base).rollback_blocks(base, undo, geometry)
 
-    def apply_blocks(
-        self,
-        data: Data,
-        body: bytes | memoryview,
-        geometry: Geometry,
-        params: BlockParams,
-        digests: NDArray[np.uint64],
-        first_block: int,
-        num_blocks: int,
-        threads: int,
-    ) -> int:
+    def apply_blocks(self, data: Data, *args: Any, **options: Any) -> int:
         """See Backend."""
-        return self._of(data).apply_blocks(
-            data, body, geometry, params, digests, first_block, num_blocks, threads
-        )
+        return self._of(data).apply_blocks(data, *args, **options)
 
-    def sections_per_call(self, data: Data, geometry: Geometry, params: BlockParams) -> int:
+    def sections_per_call(self, data: Data, *args: Any, **options: Any) -> int:
         """See Backend."""
-        return self._of(data).sections_per_call(data, geometry, params)
+        return self._of(data).sections_per_call(data, *args, **options)
 
-    def encode_sections(
-        self,
-        base: Data,
-        new: Data,
-        geometry: Geometry,
-        params: BlockParams,
-        digests: NDArray[np.uint64],
-        first_block: int,
-        num_blocks: int,
-        *,
-        update: bool,
-        undo: bool,
-        threads: int,
-    ) -> list[EncodedBlocks]:
+    def encode_sections(self, base: Data, *args: Any, **options: Any) -> list[EncodedBlocks]:
         """See Backend."""
-        return self._of(base).encode_sections(
-            *(base, new, geometry, params, digests, first_block, num_blocks),
-            update=update,
-            undo=undo,
-            threads=threads,
-        )
+        return self._of(base).encode_sections(base, *args, **options)
 
-    def apply_sections(
-        self,
-        data: Data,
-        sections: Sequence[BlocksRecord],
-        geometry: Geometry,
-        params: BlockParams,
-        digests: NDArray[np.uint64],
-        threads: int,
-    ) -> int:
+    def apply_sections(self, data: Data, *args: Any, **options: Any) -> int:
         """See Backend."""
-        return self._of(data).apply_sections(data, sections, geometry, params, digests, threads)
+        return self._of(data).apply_sections(data, *args, **options)
 
     def _of(self, data: Data) -> Backend:
         return self._cpu if isinstance(data, np.ndarray) else self._device

@@ -12,7 +12,6 @@ import re
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from gymfast.delta.files import os_errors, read_whole
@@ -20,6 +19,7 @@ from gymfast.delta.hf_delta.digests import HEX_DIGITS, check_stated
 from gymfast.delta.safetensors_files import (
     MAX_INDEX_BYTES,
     SUFFIX,
+    OpenShards,
     Shard,
     is_plain,
     open_shard,
@@ -50,7 +50,7 @@ class StoredTensor:
     digest: str
 
 
-class DeltaVersion:
+class DeltaVersion(OpenShards):
     """A delta version, its files open; every tensor once, in the order of files and bytes."""
 
     def __init__(
@@ -73,25 +73,6 @@ class DeltaVersion:
     def file_of(self, tensor: StoredTensor) -> Path:
         """The file that a tensor is in."""
         return self.shards[tensor.shard].path
-
-    def close(self) -> None:
-        """Closes the files; raises GymfastError for what the system says."""
-        shards, self.shards = self.shards, ()
-        with ExitStack() as stack:
-            for shard in shards:
-                stack.enter_context(os_errors("close", shard.path))
-                stack.callback(os.close, shard.fd)
-
-    def __enter__(self) -> DeltaVersion:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def open_version(path: Path | str) -> DeltaVersion | None:
