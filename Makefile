@@ -98,7 +98,8 @@ test-engines: $(ENGINES)/.gymfast
 bench: build $(VENV)/.group-bench $(VENV)/.torch
 	$(BIN)/python -P -m benchmarks $(or $(ARGS),delta)
 
-lint: $(VENV)/.group-build $(VENV)/.group-lint
+# mypy reads gymfast.testing, which needs pytest: that of the benchmarks, the smallest group with it.
+lint: $(VENV)/.group-build $(VENV)/.group-bench $(VENV)/.group-lint
 	$(BIN)/pre-commit run --all-files
 
 format: $(VENV)/.group-lint
