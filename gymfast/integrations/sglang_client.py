@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import structs
 
 from gymfast.errors import ChainError, ChannelError
-from gymfast.integrations.sglang_http import SGLangHttp
+from gymfast.integrations.engine_http import EngineHttp
 from gymfast.integrations.sglang_messages import (
     STATUS,
     Confirm,
@@ -51,7 +51,7 @@ class SGLangClient:
         """
         if piece_bytes < 1:
             raise ValueError(f"piece_bytes is {piece_bytes}, expected 1 or more")
-        self._http = SGLangHttp(url, api_key=api_key, timeout_s=timeout_s)
+        self._http = EngineHttp(url, api_key=api_key, timeout_s=timeout_s)
         self._pause, self._piece_bytes = pause, piece_bytes
 
     def pull(self, follow: InitRequest, version: int, *, is_full: bool = False) -> Status:

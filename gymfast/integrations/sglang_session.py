@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gymfast.errors import ChannelError
-from gymfast.integrations.sglang_http import SGLangHttp
+from gymfast.integrations.engine_http import EngineHttp
 from gymfast.integrations.sglang_messages import LOADER
 
 
@@ -23,7 +23,7 @@ class Group:
 class Session:
     """From pause to resume; how SGLang wants it depends on its version, which is found out."""
 
-    def __init__(self, http: SGLangHttp, pause: str) -> None:
+    def __init__(self, http: EngineHttp, pause: str) -> None:
         """Asks the server what it is. Raises ChannelError for one that cannot be updated."""
         self._http, self._pause = http, pause
         self._protocol: Literal["session", "post_process", "plain"] = "plain"

@@ -81,6 +81,7 @@ class GymfastEngine:
         self._reload = LayerwiseReload(self.model, model_config)
         self.failure = ""
         self._copy = CanonicalCopy()
+        self._follows = InitRequest()
         self._groups: list[LoadGroup] = []
         self._sample: Sample = {}
         guard(self.model, self._refuse_if_flagged)
@@ -92,10 +93,15 @@ class GymfastEngine:
         return UpdateRequest(**update_dict)
 
     def init_transfer_engine(self, init_info: InitRequest) -> None:
-        """Follows the run that is named, or none; the next update loads everything."""
+        """Follows the run that is named, or none; the next update loads everything.
+
+        A run that it follows already goes on as it is: a trainer may ask before each update.
+        """
+        if init_info.store and init_info == self._follows:
+            return
         copy = init_info.open()
         self._copy.close()
-        self._copy = copy
+        self._copy, self._follows = copy, init_info
 
     def start_weight_update(self) -> None:
         self._copy.drop_waiting()

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from gymfast.integrations.sglang_http import SGLangHttp
+from gymfast.integrations.engine_http import EngineHttp
 
 
 class Server:
@@ -19,7 +19,7 @@ class Server:
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, cwd=tests)
         assert self.process.stdout is not None
         self.url = f"http://127.0.0.1:{int(self.process.stdout.readline())}"
-        self.http = SGLangHttp(self.url, api_key=None, timeout_s=60)
+        self.http = EngineHttp(self.url, api_key=None, timeout_s=60)
 
     def reset(self, **options: Any) -> Server:
         """The server with a new engine, as after a restart."""

@@ -14,8 +14,8 @@ from integrations.sglang_toy import ToyModel, checkpoint, model_of, step
 
 from gymfast.delta import encode
 from gymfast.errors import ChainError, ChannelError, FormatError
+from gymfast.integrations.engine_http import EngineHttp
 from gymfast.integrations.sglang_client import SGLangClient
-from gymfast.integrations.sglang_http import SGLangHttp
 from gymfast.integrations.update_request import InitRequest
 from gymfast.sync import Publisher
 
@@ -227,7 +227,7 @@ def test_groups_of_data_parallel_attention_each_tell_the_outcome(
 def test_an_answer_that_is_no_status_is_refused(
     answer: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(SGLangHttp, "require", lambda *_: answer)
+    monkeypatch.setattr(EngineHttp, "require", lambda *_: answer)
     with pytest.raises(FormatError, match=r"no status of gymfast|are no Status"):
         SGLangClient("http://host").status()
 

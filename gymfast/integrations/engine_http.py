@@ -1,4 +1,4 @@
-"""The HTTP interface of an SGLang server, as far as an update of weights needs it."""
+"""The HTTP interface of an inference server, as far as an update of weights needs it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Answer:
         return self.code == 200 and not denied
 
 
-class SGLangHttp:
+class EngineHttp:
     """One server. Not thread-safe; each call is one connection."""
 
     def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
@@ -45,7 +45,7 @@ class SGLangHttp:
     def call(self, path: str, fields: Mapping[str, object] | None = None) -> Answer:
         """What the server answers to a POST of the fields, or a GET if there are none.
 
-        Bytes go as base64, as SGLang expects them. Raises ChannelError if there is no answer.
+        Bytes go as base64. Raises ChannelError if there is no answer.
         """
         kind = HTTPSConnection if self._parts.scheme == "https" else HTTPConnection
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout_s)
@@ -74,7 +74,7 @@ def _answer(code: int, data: bytes) -> Answer:
     text = data[:500].decode(errors="replace")
     try:
         body = msgspec.json.decode(data)
-    except msgspec.DecodeError:  # SGLang answers some calls with plain text
+    except msgspec.DecodeError:  # some calls are answered with plain text
         return Answer(code, None, text)
     message = body.get("message") if isinstance(body, dict) else None
     return Answer(code, body, message if isinstance(message, str) else text)
