@@ -14,9 +14,10 @@ from typing import Any
 
 from gymfast.errors import GymfastError
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.patience import Patience
 from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.rebind import replace_class
-from gymfast.integrations.store_mirror import MirrorSettings, StoreMirror
+from gymfast.integrations.store_mirror import StoreMirror
 
 _MODULE = "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta"
 _CONSTRUCTOR = ("args", "model", "weights_getter", "model_name", "quantization_config")
@@ -84,7 +85,7 @@ def _mirror(threads: int | None = None) -> StoreMirror:
     wait = os.environ.get("GYMFAST_STORE_WAIT_S", "30")
     if not wait.isdigit():
         raise GymfastError(f"GYMFAST_STORE_WAIT_S is {wait!r}, expected whole seconds, such as 30")
-    return StoreMirror(store, run, MirrorSettings(threads, int(wait)))
+    return StoreMirror(store, run, threads=threads, patience=Patience(int(wait)))
 
 
 def make_updater(base: Any) -> type:

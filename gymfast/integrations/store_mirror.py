@@ -15,12 +15,10 @@ import logging
 import random
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from gymfast.delta.files import os_errors
 from gymfast.delta.hf_delta.packed_file import (
@@ -35,38 +33,35 @@ from gymfast.delta.hf_delta.unpacked_file import unpack_file
 from gymfast.delta.hf_delta.version import INDEX_NAME, version_name
 from gymfast.delta.safetensors_files import SUFFIX, is_plain
 from gymfast.errors import FormatError, NotFoundError, StoreError
+from gymfast.integrations.patience import Patience
 from gymfast.stores import Store, open_store
-from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.keys import RunKeys
 
 _STREAM_FILE = ".gymfast-stream"
 _LOCK_FILE = ".gymfast-lock"
 _LAYOUT = b"gymfast-versions-2 "
 _CONTENTS = "contents"
-_POLL_S = 0.2
 _log = logging.getLogger(__name__)
-_Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class MirrorSettings:
-    """Threads that pack and unpack (None: all cores), and how long a fetch waits for an object."""
-
-    threads: int | None = None
-    wait_s: float = 0.0
-    clock: Clock = field(default_factory=SystemClock)
 
 
 class StoreMirror:
     """One run in a store."""
 
     def __init__(
-        self, store: str | Store, run: str, settings: MirrorSettings | None = None
+        self,
+        store: str | Store,
+        run: str,
+        *,
+        threads: int | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        """Raises ValueError for an unusable address or run, as open_store does."""
+        """Threads (None: all cores) pack and unpack; a fetch has patience with every object.
+
+        Raises ValueError for an unusable address or run, as open_store does.
+        """
         self._store = open_store(store) if isinstance(store, str) else store
         self._run = RunKeys(run).run
-        self._settings = settings or MirrorSettings()
+        self._threads, self._patience = threads, patience or Patience()
 
     def begin(self) -> None:
         """Removes what an earlier run of this name left, and names the new one."""
@@ -91,8 +86,9 @@ class StoreMirror:
             if self._has(key, file):
                 num_there += 1
                 continue
-            self._store.put(key, pack_file(file, threads=self._settings.threads))
-            before, after = before + file.stat().st_size, after + self._store.size(key)
+            counted: list[int] = []
+            self._store.put(key, _counting(file, self._threads, counted))
+            before, after = before + file.stat().st_size, after + sum(counted)
         names = sorted(file.name for file in files)
         if _is_whole(names):
             frame = carry(json.dumps(names).encode(), _CONTENTS)
@@ -112,7 +108,7 @@ class StoreMirror:
         """
         source.mkdir(parents=True, exist_ok=True)
         with os_errors("fetch versions to", source), _locked(source / _LOCK_FILE):
-            stream = self._waiting(self._get_stream)
+            stream = self._patience.wait(self._get_stream)
             note = source / _STREAM_FILE
             if not note.exists() or note.read_bytes() != stream:
                 for path in source.glob("weight_v*"):
@@ -128,7 +124,7 @@ class StoreMirror:
             shutil.rmtree(partial_path)
         partial_path.mkdir()
         num_bytes = 0
-        wanted = set(self._waiting(partial(self._contents, path.name)))
+        wanted = set(self._patience.wait(partial(self._contents, path.name)))
         if INDEX_NAME in wanted:
             num_bytes = self._fetch_file(path.name, partial_path / INDEX_NAME)
             index = json.loads((partial_path / INDEX_NAME).read_bytes())
@@ -146,11 +142,13 @@ class StoreMirror:
     def _fetch_file(self, version: str, out: Path) -> int:
         """Writes a file of a version; its bytes in the store."""
         key = self._key(version, out.name)
-        size, table = self._waiting(partial(self._table, key))
+        size, table = self._patience.wait(partial(self._table, key))
         if table.name != out.name:
-            raise StoreError(f"{key}: holds {table.name!r}, expected {out.name!r}: put it again")
+            raise StoreError(
+                f"{key}: holds {table.name!r}, expected {out.name!r}: remove it and put it again"
+            )
         read = partial(self._store.get_range, key)
-        unpack_file(read, table, out, key, threads=self._settings.threads)
+        unpack_file(read, table, out, key, threads=self._threads)
         return size
 
     def _contents(self, version: str) -> list[str]:
@@ -181,20 +179,15 @@ class StoreMirror:
             )
         return stream
 
-    def _waiting(self, get: Callable[[], _Result]) -> _Result:
-        """What get returns, once the store shows it: other hosts may see an object later."""
-        clock = self._settings.clock
-        end_s = clock.monotonic_s() + self._settings.wait_s
-        while True:
-            try:
-                return get()
-            except NotFoundError:
-                if clock.monotonic_s() >= end_s:
-                    raise
-            clock.sleep(_POLL_S)
-
     def _key(self, version: str, name: str) -> str:
         return f"{self._run}/{version}/{name}.packed"
+
+
+def _counting(file: Path, threads: int | None, sizes: list[int]) -> Iterator[bytes]:
+    """A packed file; notes the sizes of what it yields, which the store may not show yet."""
+    for piece in pack_file(file, threads=threads):
+        sizes.append(len(piece))
+        yield piece
 
 
 def _is_whole(names: list[str]) -> bool:

@@ -119,16 +119,20 @@ def read_table(read: Read, size: int, where: str) -> Table:
     if tail[8:] != MAGIC or start < 0:
         raise FormatError(
             f"{where}: no packed file of a version: damaged, cut off, or put by another version of "
-            "gymfast; install the same one on both sides and put the version again"
+            "gymfast; install the same one on both sides, remove it and put it again"
         )
-    text = carried(read(start, table_bytes), _TABLE)
-    num_bytes = int.from_bytes(text[:4], "little")
     try:
+        text = carried(read(start, table_bytes), _TABLE)
+        num_bytes = int.from_bytes(text[:4], "little")
         table = msgspec.json.decode(unzip(text[4:], num_bytes), type=Table)
-    except msgspec.MsgspecError as error:
-        raise FormatError(f"{where}: no table of a packed file ({error}); put it again") from error
+    except (FormatError, msgspec.MsgspecError) as error:
+        raise FormatError(
+            f"{where}: no table of a packed file ({error}); remove it and put it again"
+        ) from error
     if sum(part.part_bytes for part in table.parts) != start:
-        raise FormatError(f"{where}: its parts do not add up to {start} bytes; put it again")
+        raise FormatError(
+            f"{where}: its parts do not add up to {start} bytes; remove it and put it again"
+        )
     return table
 
 
@@ -144,7 +148,9 @@ def carried(frame: bytes, name: str) -> bytes:
     state = State.empty()
     restore(state, frame, allow_new_names=True)
     if list(state.tensors) != [name]:
-        raise FormatError(f"a frame of {list(state.tensors)}, expected {name!r}: put it again")
+        raise FormatError(
+            f"a frame of {list(state.tensors)}, expected {name!r}: remove it and put it again"
+        )
     data: bytes = state.tensors[name].data.tobytes()
     return data
 
@@ -155,9 +161,11 @@ def unzip(data: bytes, num_bytes: int) -> bytes:
     try:
         text = decoder.decompress(data, num_bytes + 1)
     except zlib.error as error:
-        raise FormatError(f"no zlib stream ({error}); put it again") from error
+        raise FormatError(f"no zlib stream ({error}); remove it and put it again") from error
     if len(text) != num_bytes:
-        raise FormatError(f"{len(text)} bytes or more, expected {num_bytes}; put it again")
+        raise FormatError(
+            f"{len(text)} bytes or more, expected {num_bytes}; remove it and put it again"
+        )
     return text
 
 

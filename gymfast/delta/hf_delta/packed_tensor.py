@@ -141,5 +141,6 @@ def _read(units: U16, symbols: Symbols) -> Iterator[Chunk]:
 
 def _not_ours(found: str, expected: str) -> FormatError:
     return FormatError(
-        f"a frame with {found}, expected {expected}: no packed changes; put the version again"
+        f"a frame with {found}, expected {expected}: no packed changes; remove it and put the "
+        "version again"
     )

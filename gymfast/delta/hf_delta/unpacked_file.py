@@ -59,7 +59,7 @@ def unpack_file(
     if check.hexdigest() != table.check:
         raise ChecksumError(
             f"{where}: its {table.num_bytes} bytes have digest {check.hexdigest()}, expected "
-            f"{table.check}: put the version again"
+            f"{table.check}: remove it and put the version again"
         )
 
 
@@ -74,7 +74,7 @@ def _unpack(read: Read, start: int, part: Part, where: str, room: Room, threads:
             if part_check(data) != part.check:
                 raise ChecksumError(
                     f"digest {part_check(data)}, expected {part.check}: the store returned damaged "
-                    "bytes; put the version again"
+                    "bytes; remove it and put the version again"
                 )
             return unzip(data, part.num_bytes) if part.kind == "zlib" else data
     except FormatError as error:
