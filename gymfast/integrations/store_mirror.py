@@ -1,7 +1,7 @@
 """Version directories through a store: put by the trainer, made again on the host of an engine.
 
 Below `<run>/` lie `stream`, which names the layout and the run of the trainer, and for each version
-`weight_vNNNNNN/FILE.packed`, a packed file (docs/hf-delta.md, 6) for each file, and
+`weight_vNNNNNN/FILE.packed`, a packed file (docs/hf-delta.md, 5) for each file, and
 `weight_vNNNNNN/contents`, the names of those that the rank with the index sees: it puts that last,
 and it is fetched first. What is fetched is named there or in the index; nothing is looked for by
 `list`, nothing is renamed.

@@ -2,7 +2,7 @@
 
 A file of a delta version has a part for each tensor: its changes as a gymfast frame, or its zstd
 frame as it is where that is not larger. Any other file is cut into pieces, each a gymfast frame.
-The format is described in docs/hf-delta.md, 6.
+The format is described in docs/hf-delta.md, 5.
 """
 
 from __future__ import annotations

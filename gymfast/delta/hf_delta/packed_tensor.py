@@ -3,7 +3,7 @@
 A unit of 16 bits that changes is coded by the rank of its symbol among the symbols of the tensor,
 the most frequent first: that takes what an entropy code would, but for half a bit. Ranks go to
 both sides of one value, which all other units have: so the sign in the frame carries a bit as well.
-The format is described in docs/hf-delta.md, 6.
+The format is described in docs/hf-delta.md, 5.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A packed file turned into a file of a version again: docs/hf-delta.md, 6."""
+"""A packed file turned into a file of a version again: docs/hf-delta.md, 5."""
 
 from __future__ import annotations
 
