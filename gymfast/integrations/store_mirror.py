@@ -21,14 +21,8 @@ from functools import partial
 from pathlib import Path
 
 from gymfast.delta.files import os_errors
-from gymfast.delta.hf_delta.packed_file import (
-    Table,
-    carried,
-    carry,
-    check_of,
-    pack_file,
-    read_table,
-)
+from gymfast.delta.hf_delta.packed_file import check_of, pack_file
+from gymfast.delta.hf_delta.packed_table import Table, carried, carry, read_table
 from gymfast.delta.hf_delta.unpacked_file import unpack_file
 from gymfast.delta.hf_delta.version import INDEX_NAME, version_name
 from gymfast.delta.safetensors_files import SUFFIX, is_plain

@@ -27,14 +27,10 @@ from safetensors.numpy import load_file, save_file
 
 from gymfast import _core
 from gymfast.delta.hf_delta import packed_file, publish_delta
-from gymfast.delta.hf_delta.change_symbols import (
-    CHUNK_UNITS,
-    empty_content,
-    encoding_of,
-    num_units_of,
-)
-from gymfast.delta.hf_delta.packed_file import carried, carry, pack_file, read_table
-from gymfast.delta.hf_delta.packed_tensor import pack, unpack
+from gymfast.delta.hf_delta.change_symbols import CHUNK_UNITS, Content
+from gymfast.delta.hf_delta.packed_changes import pack, unpack
+from gymfast.delta.hf_delta.packed_file import pack_file
+from gymfast.delta.hf_delta.packed_table import carried, carry, read_table
 from gymfast.delta.hf_delta.room import Room
 from gymfast.delta.hf_delta.unpacked_file import unpack_file
 from gymfast.errors import ConflictError, FormatError
@@ -43,14 +39,12 @@ from gymfast.testing.weights import rl_like_update, rl_like_weights
 MODEL = "model-00000-of-00001.safetensors"
 
 
-def through_frame(content: bytes) -> tuple[str, bytes, bytes]:
-    """The encoding, the gymfast frame and the zstd frame of a content."""
-    buffer = empty_content(len(content))
-    buffer[: len(content)] = np.frombuffer(content, np.uint8)
-    encoding = encoding_of(buffer, len(content))
-    frame = pack(buffer, len(content), encoding, 1)
-    num_units = num_units_of(buffer, len(content), encoding)
-    return encoding, frame, unpack(frame, encoding, len(content), num_units, 1)
+def through_frame(*contents: bytes) -> tuple[str, bytes, list[bytes]]:
+    """The encoding, the gymfast frame and the zstd frames of contents."""
+    found = [Content.read(BytesIO(content).read, len(content)) for content in contents]
+    encoding = found[0].encoding
+    frame = pack(found, 1)
+    return encoding, frame, unpack(frame, encoding, [(c.num_bytes, c.num_units) for c in found], 1)
 
 
 def repack(path: Path, out: Path, damage: tuple[int, int] | None = None) -> bytes:
@@ -83,7 +77,7 @@ def test_updates_like_those_of_training_come_back_as_the_frames_that_our_writer_
         if np.array_equal(a, b):
             continue
         make = _core.zstd_xor_frame if encoding == "xor" else _core.zstd_overwrite_frame
-        assert through_frame(difference(encoding, a, b))[::2] == (encoding, make(a, b, 1))
+        assert through_frame(difference(encoding, a, b))[::2] == (encoding, [make(a, b, 1)])
 
 
 contents = st.one_of(
@@ -98,8 +92,8 @@ contents = st.one_of(
 @given(contents)
 @settings(max_examples=300, deadline=None)
 def test_any_content_comes_back(content: bytes) -> None:
-    _, _, frame = through_frame(content)
-    assert zstandard.decompress(frame) == content
+    _, _, frames = through_frame(content)
+    assert [zstandard.decompress(frame) for frame in frames] == [content]
 
 
 @pytest.mark.parametrize("offset", [-1, 0, 1])
@@ -113,19 +107,34 @@ def test_units_at_the_borders_of_chunks_come_back(offset: int) -> None:
     xor[2 * CHUNK_UNITS + offset] = 7
     xor[-1] = 9
     for content in (overwrite, bytes(xor)):
-        assert zstandard.decompress(through_frame(content)[2]) == content
+        assert zstandard.decompress(*through_frame(content)[2]) == content
 
 
 def test_more_symbols_than_there_are_ranks_are_listed() -> None:
     xor = np.repeat(np.arange(2**16, dtype=np.uint16), 2)
     content = np.random.default_rng(0).permutation(xor).tobytes()
-    assert zstandard.decompress(through_frame(content)[2]) == content
+    assert zstandard.decompress(*through_frame(content)[2]) == content
+
+
+@pytest.mark.parametrize("encoding", ["xor", "overwrite"])
+def test_contents_of_any_sizes_share_a_frame(encoding: str) -> None:
+    generator = np.random.default_rng(0)
+    contents = []
+    for size in (1, 2, 3, 8, 1001, 70_000, 5):
+        old = generator.integers(0, 256, size, dtype=np.uint8)
+        new = old.copy()
+        new[:: 1 + size // 40] += generator.integers(1, 9, new[:: 1 + size // 40].size, np.uint8)
+        contents.append(difference(encoding, old, new))
+    found, frame, frames = through_frame(*contents)
+    assert found == encoding
+    assert [zstandard.decompress(one) for one in frames] == contents
+    assert len(frame) < sum(len(through_frame(content)[1]) for content in contents) / 2
 
 
 def test_positions_that_are_not_ascending_are_no_overwrite() -> None:
     content = struct.pack("<I2I2B", 2, 7, 7, 1, 2)
-    encoding, _, frame = through_frame(content)
-    assert (encoding, zstandard.decompress(frame)) == ("xor", content)
+    encoding, _, frames = through_frame(content)
+    assert (encoding, zstandard.decompress(*frames)) == ("xor", content)
 
 
 @pytest.mark.parametrize("chain", CHAINS)
@@ -255,9 +264,9 @@ def test_a_file_that_is_written_meanwhile_is_refused(version: Path) -> None:
 def test_a_frame_of_other_changes_is_refused() -> None:
     content = bytes(50) + b"\1" + bytes(49)
     _, frame, _ = through_frame(content)
-    for encoding, num_units in (("overwrite", 50), ("xor", 49)):
+    for encoding, num_units in (("overwrite", 50), ("xor", 40)):
         with pytest.raises(FormatError, match="no packed changes; remove it"):
-            unpack(frame, encoding, 100, num_units, 1)
+            unpack(frame, encoding, [(100, num_units)], 1)
 
 
 def test_one_job_at_a_time_may_have_more_than_there_is_room() -> None:

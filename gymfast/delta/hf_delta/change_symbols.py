@@ -6,18 +6,21 @@ the first one is given, bit 17 if the second one is. No symbol is 0: that is no 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from gymfast.delta.files import Buffer
 from gymfast.delta.memory import U8
 
 Encoding = Literal["xor", "overwrite"]
 U16 = NDArray[np.uint16]
 Symbols = NDArray[np.uint16] | NDArray[np.uint32]
 CHUNK_UNITS = 2**20
+_READ_BYTES = 2**20
 NUM_SYMBOLS = {"xor": 2**16, "overwrite": 2**18}
 _COUNT_BYTES, _CHANGE_BYTES = 4, 5  # of the overwrite encoding: u32 count, then u32 and u8 each
 
@@ -30,35 +33,40 @@ class Chunk(NamedTuple):
     symbols: Symbols
 
 
-def empty_content(num_bytes: int) -> U8:
-    """Memory for content, with zeros behind it that make whole words of 8 bytes."""
-    return np.zeros(-(-num_bytes // 8) * 8, np.uint8)
+@dataclass(frozen=True, eq=False)
+class Content:
+    """What a zstd frame holds, and how many units there are up to the last that may change."""
+
+    data: U8  # with zeros behind num_bytes that make whole words of 8 bytes
+    num_bytes: int
+    encoding: Encoding
+    num_units: int
+
+    @classmethod
+    def read(cls, read: Callable[[int], Buffer], num_bytes: int) -> Content:
+        """A content that comes piece by piece.
+
+        It is `overwrite` if it reads as such, with ascending positions; `xor` is any other.
+        """
+        data = np.zeros(whole_words(num_bytes, 8), np.uint8)
+        for at in range(0, num_bytes, _READ_BYTES):
+            piece = np.frombuffer(read(min(_READ_BYTES, num_bytes - at)), np.uint8)
+            data[at : at + piece.size] = piece
+        if not _is_overwrite(data, num_bytes):
+            return cls(data, num_bytes, "xor", -(-num_bytes // 2))
+        last = int(_overwritten(data, num_bytes)[0][-1])
+        return cls(data, num_bytes, "overwrite", last // 2 + 1)
+
+    def split(self) -> Iterator[Chunk]:
+        """Its changes, in order."""
+        if self.encoding == "overwrite":
+            return _split_overwrite(*_overwritten(self.data, self.num_bytes))
+        return _split_xor(self.data.view(np.uint16))
 
 
-def encoding_of(content: U8, num_bytes: int) -> Encoding:
-    """`overwrite` if the content reads as such, with ascending positions; `xor` is any other."""
-    count = int(content[:_COUNT_BYTES].view("<u4")[0]) if num_bytes >= _COUNT_BYTES else 0
-    if not count or num_bytes != overwrite_bytes(count):
-        return "xor"
-    positions, _ = _overwritten(content, num_bytes)
-    starts = range(0, count, CHUNK_UNITS)
-    pieces = (positions[start : start + CHUNK_UNITS + 1] for start in starts)
-    is_ascending = all(bool(np.all(piece[1:] > piece[:-1])) for piece in pieces)
-    return "overwrite" if is_ascending else "xor"
-
-
-def num_units_of(content: U8, num_bytes: int, encoding: str) -> int:
-    """How many units there are up to the last one that may change."""
-    if encoding == "xor":
-        return -(-num_bytes // 2)
-    return int(_overwritten(content, num_bytes)[0][-1]) // 2 + 1
-
-
-def split(content: U8, num_bytes: int, encoding: str) -> Iterator[Chunk]:
-    """The changes of a content that empty_content made room for, in order."""
-    if encoding == "overwrite":
-        return _split_overwrite(*_overwritten(content, num_bytes))
-    return _split_xor(content.view(np.uint16))
+def whole_words(count: int, per_word: int) -> int:
+    """The next multiple of per_word."""
+    return -(-count // per_word) * per_word
 
 
 def changed_units(units: U16, unchanged: int) -> Iterator[tuple[int, NDArray[np.int64]]]:
@@ -76,7 +84,7 @@ def changed_units(units: U16, unchanged: int) -> Iterator[tuple[int, NDArray[np.
 
 def join_xor(chunks: Iterator[Chunk], num_bytes: int) -> U8:
     """The content of which these are the changes."""
-    content = empty_content(num_bytes)
+    content = np.zeros(whole_words(num_bytes, 2), np.uint8)
     units = content.view(np.uint16)
     for chunk in chunks:
         units[chunk.start :][chunk.at] = chunk.symbols
@@ -102,10 +110,20 @@ def overwrite_bytes(num_changed: int) -> int:
     return _COUNT_BYTES + _CHANGE_BYTES * num_changed
 
 
-def _overwritten(content: U8, num_bytes: int) -> tuple[NDArray[np.uint32], U8]:
+def _is_overwrite(data: U8, num_bytes: int) -> bool:
+    count = int(data[:_COUNT_BYTES].view("<u4")[0]) if num_bytes >= _COUNT_BYTES else 0
+    if not count or num_bytes != overwrite_bytes(count):
+        return False
+    positions, _ = _overwritten(data, num_bytes)
+    starts = range(0, count, CHUNK_UNITS)
+    pieces = (positions[start : start + CHUNK_UNITS + 1] for start in starts)
+    return all(bool(np.all(piece[1:] > piece[:-1])) for piece in pieces)
+
+
+def _overwritten(data: U8, num_bytes: int) -> tuple[NDArray[np.uint32], U8]:
     """Positions and new bytes of the overwrite encoding."""
     values = _COUNT_BYTES + 4 * ((num_bytes - _COUNT_BYTES) // _CHANGE_BYTES)
-    return content[_COUNT_BYTES:values].view("<u4"), content[values:num_bytes]
+    return data[_COUNT_BYTES:values].view("<u4"), data[values:num_bytes]
 
 
 def _split_xor(units: U16) -> Iterator[Chunk]:

@@ -1,7 +1,7 @@
 """A file of a version as a row of parts that are smaller, and the file again.
 
-A file of a delta version has a part for each tensor: its changes as a gymfast frame, or its zstd
-frame as it is where that is not larger. Any other file is cut into pieces, each a gymfast frame.
+A file of a delta version has parts for its tensors: the changes of some as a gymfast frame, or a
+zstd frame as it is where that is not larger. Any other file is cut into pieces.
 The format is described in docs/hf-delta.md, 5.
 """
 
@@ -9,69 +9,41 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Literal
 
-import msgspec
-import numpy as np
+from msgspec.structs import replace
 
-from gymfast.delta.apply import restore
-from gymfast.delta.encode import encode
 from gymfast.delta.files import open_regular, os_errors, read_into
-from gymfast.delta.hf_delta.change_symbols import empty_content, encoding_of, num_units_of
-from gymfast.delta.hf_delta.packed_tensor import pack
+from gymfast.delta.hf_delta.change_symbols import Content
+from gymfast.delta.hf_delta.packed_changes import pack
+from gymfast.delta.hf_delta.packed_table import (
+    PIECE,
+    PackedTensor,
+    Part,
+    Table,
+    carry,
+    part_check,
+    table_end,
+)
 from gymfast.delta.hf_delta.room import Room
 from gymfast.delta.hf_delta.version import is_delta_file
 from gymfast.delta.hf_delta.zstd_frame import ZstdFrame
 from gymfast.delta.safetensors_files import SUFFIX, Shard, is_plain, open_shard
 from gymfast.delta.safetensors_header import HeaderEntry
-from gymfast.delta.state import State, num_threads
+from gymfast.delta.state import num_threads
 from gymfast.delta.workers import OrderedWorkers
 from gymfast.errors import ConflictError, FormatError
 
 PIECE_BYTES = 2**24
 WORK_BYTES = 2**31  # of all threads, or what one tensor needs if that is more
-MAGIC = b"GFPACK\x1a\x01"
-_TAIL_BYTES = 16
 READ_BYTES = 2**20
 CHECK_BYTES = 16
-_SMALLEST = (
-    2**10
-)  # shorter frames are carried as they are: one of changes takes 340 bytes before any
+_GROUP_BYTES = 2**18  # of zstd frames that are packed together
+_GROUP_UNITS = 2**25
 _MOST_RATIO = 2**16  # more than any zstd frame makes of a byte: such a content size is damage
-PIECE, _TABLE = "piece", "table"
-
-Read = Callable[[int, int], bytes]  # start, length: exactly so many bytes of a packed file
-_Count = Annotated[int, msgspec.Meta(ge=0, lt=2**53)]
-
-
-class Part(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What part_bytes of a packed file become: num_bytes of content, or of the file itself."""
-
-    kind: Literal["xor", "overwrite", "zstd", "piece", "zlib"]
-    part_bytes: _Count
-    num_bytes: _Count
-    name: str = ""  # of the tensor, like the rest
-    digest: str = ""
-    num_units: _Count = 0  # kinds xor and overwrite
-    check: str = ""  # kinds zstd and zlib: of the part; the others have checks of their own
-
-
-class Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a packed file says of itself; check and num_bytes are those of the file it was."""
-
-    name: str
-    num_bytes: _Count
-    check: str
-    parts: tuple[Part, ...]
-
-    @property
-    def is_delta(self) -> bool:
-        """Whether it is a file of a delta version."""
-        return any(part.kind in ("xor", "overwrite", "zstd") for part in self.parts)
 
 
 def check_of(path: Path) -> str:
@@ -94,92 +66,30 @@ def pack_file(path: Path, *, threads: int | None = None) -> Iterator[bytes]:
         shard = _delta_shard(path)
         fd = shard.fd if shard else open_regular(path)
         try:
-            workers: OrderedWorkers[int, tuple[Part, bytes]]
+            workers: OrderedWorkers[int, list[_Packed]]
             jobs = _pack_jobs(path, fd, shard)
             workers = OrderedWorkers(num_threads(threads), len(jobs))
             room, parts = Room(WORK_BYTES), []
             items = ((i, partial(job, room, workers.job_threads)) for i, job in enumerate(jobs))
-            for _, result in workers.run(items):
-                assert result is not None
-                parts.append(result[0])
-                yield result[1]
+            for _, results in workers.run(items):
+                for part, data in results or ():
+                    parts.append(part)
+                    yield data
             after = os.fstat(fd)
         finally:
             os.close(fd)
         if (before.st_size, before.st_mtime_ns) != (after.st_size, after.st_mtime_ns):
             raise ConflictError(f"{path}: changed while it was read: it is being written")
-        yield from _end(Table(path.name, before.st_size, check, tuple(parts)))
+        yield from table_end(Table(path.name, before.st_size, check, tuple(parts)))
 
 
-def read_table(read: Read, size: int, where: str) -> Table:
-    """The table of a packed file of this size; raises FormatError if it is damaged or none."""
-    tail = read(size - _TAIL_BYTES, _TAIL_BYTES) if size >= _TAIL_BYTES else b""
-    table_bytes = int.from_bytes(tail[:8], "little")
-    start = size - _TAIL_BYTES - table_bytes
-    if tail[8:] != MAGIC or start < 0:
-        raise FormatError(
-            f"{where}: no packed file of a version: damaged, cut off, or put by another version of "
-            "gymfast; install the same one on both sides, remove it and put it again"
-        )
-    try:
-        text = carried(read(start, table_bytes), _TABLE)
-        num_bytes = int.from_bytes(text[:4], "little")
-        table = msgspec.json.decode(unzip(text[4:], num_bytes), type=Table)
-    except (FormatError, msgspec.MsgspecError) as error:
-        raise FormatError(
-            f"{where}: no table of a packed file ({error}); remove it and put it again"
-        ) from error
-    if sum(part.part_bytes for part in table.parts) != start:
-        raise FormatError(
-            f"{where}: its parts do not add up to {start} bytes; remove it and put it again"
-        )
-    return table
-
-
-def carry(data: bytes | memoryview, name: str, threads: int = 1) -> bytes:
-    """Bytes as a gymfast frame, which finds all damage; exponents of 16-bit floats are coded."""
-    content = np.frombuffer(data, np.uint8)
-    units = content if content.size % 2 else content.view(np.uint16)
-    return encode(None, {name: units}, profile="fast", threads=threads)
-
-
-def carried(frame: bytes, name: str) -> bytes:
-    """The bytes that carry was given; raises FormatError for damage, or another name."""
-    state = State.empty()
-    restore(state, frame, allow_new_names=True)
-    if list(state.tensors) != [name]:
-        raise FormatError(
-            f"a frame of {list(state.tensors)}, expected {name!r}: remove it and put it again"
-        )
-    data: bytes = state.tensors[name].data.tobytes()
-    return data
-
-
-def unzip(data: bytes, num_bytes: int) -> bytes:
-    """Exactly num_bytes; raises FormatError if there are more or less."""
-    decoder = zlib.decompressobj()
-    try:
-        text = decoder.decompress(data, num_bytes + 1)
-    except zlib.error as error:
-        raise FormatError(f"no zlib stream ({error}); remove it and put it again") from error
-    if len(text) != num_bytes:
-        raise FormatError(
-            f"{len(text)} bytes or more, expected {num_bytes}; remove it and put it again"
-        )
-    return text
-
-
-def part_check(part: bytes) -> str:
-    """The check of a part that has none of its own."""
-    return blake2b(part, digest_size=8).hexdigest()
-
-
-_Job = Callable[[Room, int], tuple[Part, bytes]]
+_Packed = tuple[Part, bytes]
+_Job = Callable[[Room, int], list[_Packed]]
 
 
 def _pack_jobs(path: Path, fd: int, shard: Shard | None) -> list[_Job]:
     if shard is not None:
-        return [partial(_pack_tensor, shard, entry) for entry in shard.header.tensors]
+        return [partial(_pack_tensors, shard, group) for group in _groups(shard.header.tensors)]
     size = os.fstat(fd).st_size
     starts = range(0, size, PIECE_BYTES)
     return [partial(_pack_piece, path, fd, at, min(PIECE_BYTES, size - at)) for at in starts]
@@ -199,47 +109,96 @@ def _delta_shard(path: Path) -> Shard | None:
     return None
 
 
-def _pack_tensor(shard: Shard, entry: HeaderEntry, room: Room, threads: int) -> tuple[Part, bytes]:
-    name, digest = entry.name, shard.header.metadata[entry.name]
-    where = f"{shard.path}: tensor {name!r}"
-    frame = ZstdFrame(shard.fd, entry.start, entry.num_bytes, shard.path, where)
+def _groups(entries: Sequence[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
+    """Small tensors go together: what a frame says of itself and of its symbols is said once."""
+    group: list[HeaderEntry] = []
+    for entry in entries:
+        if group and sum(e.num_bytes for e in [*group, entry]) > _GROUP_BYTES:
+            yield group
+            group = []
+        group.append(entry)
+    if group:
+        yield group
+
+
+def _pack_tensors(
+    shard: Shard, entries: list[HeaderEntry], room: Room, threads: int
+) -> list[_Packed]:
+    frames = [_open_frame(shard, entry) for entry in entries]
+    packed: list[_Packed] = []
+    with room.take(4 * sum(frame.content_bytes or 0 for frame in frames)) as count_more:
+        contents = [_content(*pair) for pair in zip(entries, frames, strict=True)]
+        count_more(4 * sum(content.num_units for content in contents if content))
+        for run in _runs(list(zip(entries, contents, strict=True))):
+            packed += _pack_run(shard, run, threads)
+    return packed
+
+
+def _content(entry: HeaderEntry, frame: ZstdFrame) -> Content | None:
+    """What a frame holds; None if it does not say how much, or more than can be."""
     size = frame.content_bytes
-    if size is not None and entry.num_bytes > _SMALLEST and size <= entry.num_bytes * _MOST_RATIO:
-        with room.take(4 * size) as count_more:
-            content = empty_content(size)
-            for at in range(0, size, READ_BYTES):
-                piece = frame.read(min(READ_BYTES, size - at))
-                content[at : at + len(piece)] = np.frombuffer(piece, np.uint8)
-            frame.finish()
-            encoding = encoding_of(content, size)
-            num_units = num_units_of(content, size, encoding)
-            count_more(4 * num_units)
-            packed = pack(content, size, encoding, threads)
-        if len(packed) < entry.num_bytes:
-            part = Part(encoding, len(packed), size, name, digest, num_units)
-            return part, packed
-    else:
-        size = frame.drain()
-    stored = bytearray(entry.num_bytes)
-    read_into(shard.fd, memoryview(stored), entry.start, shard.path)
-    data = bytes(stored)
-    return Part("zstd", len(data), size, name, digest, check=part_check(data)), data
+    if size is None or size > entry.num_bytes * _MOST_RATIO:
+        frame.drain()
+        return None
+    content = Content.read(frame.read, size)
+    frame.finish()
+    return content
+
+
+_Run = list[tuple[HeaderEntry, Content | None]]
+
+
+def _runs(pairs: _Run) -> Iterator[_Run]:
+    """Neighbours of one encoding, up to so many units."""
+    run: _Run = []
+    num_units = 0
+    encoding: str | None = None
+    for entry, content in pairs:
+        more = content.num_units if content else 0
+        new = content.encoding if content else None
+        if run and (new is None or new != encoding or num_units + more > _GROUP_UNITS):
+            yield run
+            run, num_units = [], 0
+        run.append((entry, content))
+        num_units, encoding = num_units + more, new
+    yield run
+
+
+def _pack_run(shard: Shard, run: _Run, threads: int) -> list[_Packed]:
+    contents = [content for _, content in run if content]
+    if contents:
+        frame = pack(contents, threads)
+        if len(frame) < sum(entry.num_bytes for entry, _ in run):
+            tensors = tuple(_tensor(shard, *pair) for pair in run)
+            return [(Part(contents[0].encoding, len(frame), tensors), frame)]
+    stored: list[_Packed] = []
+    for entry, content in run:
+        buffer = bytearray(entry.num_bytes)
+        read_into(shard.fd, memoryview(buffer), entry.start, shard.path)
+        data = bytes(buffer)
+        tensor = replace(_tensor(shard, entry, content), num_units=0)
+        stored.append((Part("zstd", len(data), (tensor,), check=part_check(data)), data))
+    return stored
+
+
+def _tensor(shard: Shard, entry: HeaderEntry, content: Content | None) -> PackedTensor:
+    sizes = (content.num_bytes, content.num_units) if content else (0, 0)
+    return PackedTensor(entry.name, shard.header.metadata[entry.name], *sizes)
+
+
+def _open_frame(shard: Shard, entry: HeaderEntry) -> ZstdFrame:
+    where = f"{shard.path}: tensor {entry.name!r}"
+    return ZstdFrame(shard.fd, entry.start, entry.num_bytes, shard.path, where)
 
 
 def _pack_piece(
     path: Path, fd: int, start: int, size: int, room: Room, threads: int
-) -> tuple[Part, bytes]:
+) -> list[_Packed]:
     with room.take(3 * size):
         data = memoryview(bytearray(size + size % 2))
         read_into(fd, data[:size], start, path)
         if path.suffix == SUFFIX:
             frame = carry(data, PIECE, threads)
-            return Part("piece", len(frame), size), frame
+            return [(Part("piece", len(frame), num_bytes=size), frame)]
         text = zlib.compress(data[:size])
-    return Part("zlib", len(text), size, check=part_check(text)), text
-
-
-def _end(table: Table) -> Iterator[bytes]:
-    text = msgspec.json.encode(table)
-    frame = carry(len(text).to_bytes(4, "little") + zlib.compress(text), _TABLE)
-    yield from (frame, len(frame).to_bytes(8, "little"), MAGIC)
+    return [(Part("zlib", len(text), num_bytes=size, check=part_check(text)), text)]

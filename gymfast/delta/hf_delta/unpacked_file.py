@@ -9,11 +9,10 @@ from itertools import accumulate, chain
 from pathlib import Path
 
 from gymfast.delta.files import os_errors
-from gymfast.delta.hf_delta.packed_file import (
-    CHECK_BYTES,
+from gymfast.delta.hf_delta.packed_changes import unpack
+from gymfast.delta.hf_delta.packed_file import CHECK_BYTES, READ_BYTES, WORK_BYTES
+from gymfast.delta.hf_delta.packed_table import (
     PIECE,
-    READ_BYTES,
-    WORK_BYTES,
     Part,
     Read,
     Table,
@@ -21,7 +20,6 @@ from gymfast.delta.hf_delta.packed_file import (
     part_check,
     unzip,
 )
-from gymfast.delta.hf_delta.packed_tensor import unpack
 from gymfast.delta.hf_delta.publish import write_new
 from gymfast.delta.hf_delta.room import Room
 from gymfast.delta.safetensors_header import build_header
@@ -43,13 +41,13 @@ def unpack_file(
     starts = accumulate((part.part_bytes for part in table.parts), initial=0)
     room, workers = (
         Room(WORK_BYTES),
-        OrderedWorkers[Part, bytes](num_threads(threads), len(table.parts)),
+        OrderedWorkers[Part, list[bytes]](num_threads(threads), len(table.parts)),
     )
     jobs = (
         (part, partial(_unpack, read, start, part, where, room, workers.job_threads))
         for start, part in zip(starts, table.parts, strict=False)
     )
-    pieces = ((part, data or b"") for part, data in workers.run(jobs))
+    pieces = ((part, data or []) for part, data in workers.run(jobs))
     with os_errors("write", out):
         if table.is_delta:
             _write_delta(pieces, out)
@@ -63,42 +61,48 @@ def unpack_file(
         )
 
 
-def _unpack(read: Read, start: int, part: Part, where: str, room: Room, threads: int) -> bytes:
+def _unpack(
+    read: Read, start: int, part: Part, where: str, room: Room, threads: int
+) -> list[bytes]:
     try:
-        with room.take(max(2 * part.num_bytes, 6 * part.num_units)):
+        num_units = sum(tensor.num_units for tensor in part.tensors)
+        with room.take(max(2 * part.num_bytes, 6 * num_units)):
             data = read(start, part.part_bytes)
             if part.kind == "piece":
-                return carried(data, PIECE)[: part.num_bytes]
+                return [carried(data, PIECE)[: part.num_bytes]]
             if part.kind in ("xor", "overwrite"):
-                return unpack(data, part.kind, part.num_bytes, part.num_units, threads)
+                sizes = [(tensor.num_bytes, tensor.num_units) for tensor in part.tensors]
+                return unpack(data, part.kind, sizes, threads)
             if part_check(data) != part.check:
                 raise ChecksumError(
                     f"digest {part_check(data)}, expected {part.check}: the store returned damaged "
                     "bytes; remove it and put the version again"
                 )
-            return unzip(data, part.num_bytes) if part.kind == "zlib" else data
+            return [unzip(data, part.num_bytes) if part.kind == "zlib" else data]
     except FormatError as error:
-        name = f" of {part.name!r}" if part.name else ""
+        name = f" of {part.tensors[0].name!r}" if part.tensors else ""
         raise type(error)(f"{where}: {part.kind}{name} at byte {start}: {error}") from error
 
 
-def _noted(pieces: Iterator[tuple[Part, bytes]], check: blake2b) -> Iterator[bytes]:
-    for _, data in pieces:
-        check.update(data)
-        yield data
+def _noted(pieces: Iterator[tuple[Part, list[bytes]]], check: blake2b) -> Iterator[bytes]:
+    for _, whole in pieces:
+        for data in whole:
+            check.update(data)
+            yield data
 
 
-def _write_delta(frames: Iterator[tuple[Part, bytes]], out: Path) -> None:
+def _write_delta(parts: Iterator[tuple[Part, list[bytes]]], out: Path) -> None:
     """The header comes first and is known last: frames wait in a file beside it."""
     body = out.with_name(f".{out.name}.frames")
     specs: list[tuple[str, str, tuple[int, ...]]] = []
     digests: dict[str, str] = {}
 
     def noted() -> Iterator[bytes]:
-        for part, frame in frames:
-            specs.append((part.name, "U8", (len(frame),)))
-            digests[part.name] = part.digest
-            yield frame
+        for part, frames in parts:
+            for tensor, frame in zip(part.tensors, frames, strict=True):
+                specs.append((tensor.name, "U8", (len(frame),)))
+                digests[tensor.name] = tensor.digest
+                yield frame
 
     write_new(body, noted())
     start, _ = build_header(specs, digests)
