@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+import tracemalloc
 from io import BytesIO
 from pathlib import Path
 
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
 from gymfast import _core
-from gymfast.delta.hf_delta import packed_file, publish_delta
+from gymfast.delta.hf_delta import packed_file, publish_delta, unpacked_file
 from gymfast.delta.hf_delta.change_symbols import CHUNK_UNITS, Content
 from gymfast.delta.hf_delta.packed_changes import pack, unpack
 from gymfast.delta.hf_delta.packed_file import pack_file
@@ -250,6 +251,35 @@ def test_a_damaged_zstd_frame_is_refused_before_it_is_put(version: Path) -> None
     path.write_bytes(blob)
     with pytest.raises(FormatError, match=MODEL):
         list(pack_file(path, threads=1))
+
+
+def test_a_content_size_that_no_frame_can_have_is_damage(tmp_path: Path) -> None:
+    frame = bytes.fromhex("28b52ffde0") + (1 << 50).to_bytes(8, "little") + b"\1\0\0"
+    write_file(tmp_path / MODEL, {"w": frame}, {"w": "0" * 32})
+    with pytest.raises(FormatError, match="tensor 'w'"):
+        list(pack_file(tmp_path / MODEL))
+
+
+def test_memory_is_that_of_the_tensors_there_is_room_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size, num_tensors = 2**22, 16
+    xor = np.zeros(size, np.uint8)
+    xor[:: 2 * 97] = 1
+    frame = zstandard.compress(xor, 1)
+    assert len(frame) > 2**14
+    frames = {f"tensor-{i}": frame for i in range(num_tensors)}
+    write_file(tmp_path / MODEL, frames, dict.fromkeys(frames, "0" * 32))
+    monkeypatch.setattr(packed_file, "_GROUP_BYTES", 1)
+    for module in (packed_file, unpacked_file):
+        monkeypatch.setattr(module, "WORK_BYTES", 1)  # so that tensors come one by one
+    tracemalloc.start()
+    try:
+        repack(tmp_path / MODEL, tmp_path / "out")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 7 * size < num_tensors * size / 2
 
 
 def test_a_file_that_is_written_meanwhile_is_refused(version: Path) -> None:
