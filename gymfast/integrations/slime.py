@@ -55,8 +55,9 @@ def install(args: Any) -> None:
 def post_write(args: Any, path: str, engines: Sequence[Any]) -> None:  # noqa: ARG001 - of slime
     """Puts what the trainer wrote into the store; for --custom-update-weight-post-write-path.
 
-    Store and run are those of GYMFAST_STORE and GYMFAST_RUN. Raises GymfastError if one of them is
-    not set, StoreError if the store fails.
+    Store and run are those of GYMFAST_STORE and GYMFAST_RUN; GYMFAST_STORE_CARRY=files puts files
+    as they are. Raises GymfastError if a variable is missing or wrong, StoreError if the store
+    fails.
     """
     mirror = _mirror(getattr(args, "gymfast_threads", None))
     if Path(path).name.startswith("weight_v"):
@@ -85,7 +86,11 @@ def _mirror(threads: int | None = None) -> StoreMirror:
     wait = os.environ.get("GYMFAST_STORE_WAIT_S", "30")
     if not wait.isdigit():
         raise GymfastError(f"GYMFAST_STORE_WAIT_S is {wait!r}, expected whole seconds, such as 30")
-    return StoreMirror(store, run, threads=threads, patience=Patience(int(wait)))
+    carry = os.environ.get("GYMFAST_STORE_CARRY", "changes")
+    if carry not in ("changes", "files"):
+        raise GymfastError(f"GYMFAST_STORE_CARRY is {carry!r}, expected changes or files")
+    patience, as_changes = Patience(int(wait)), carry == "changes"
+    return StoreMirror(store, run, threads=threads, patience=patience, as_changes=as_changes)
 
 
 def make_updater(base: Any) -> type:

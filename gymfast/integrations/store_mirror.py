@@ -48,13 +48,16 @@ class StoreMirror:
         *,
         threads: int | None = None,
         patience: Patience | None = None,
+        as_changes: bool = True,
     ) -> None:
         """Threads (None: all cores) pack and unpack; a fetch has patience with every object.
 
+        Without as_changes files are put as they are: for lines that are faster than packing.
         Raises ValueError for an unusable address or run, as open_store does.
         """
         self._store = open_store(store) if isinstance(store, str) else store
         self._run = RunKeys(run).run
+        self._as_changes = as_changes
         self._threads, self._patience = threads, patience or Patience()
 
     def begin(self) -> None:
@@ -81,7 +84,7 @@ class StoreMirror:
                 num_there += 1
                 continue
             counted: list[int] = []
-            self._store.put(key, _counting(file, self._threads, counted))
+            self._store.put(key, self._pack(file, counted))
             before, after = before + file.stat().st_size, after + sum(counted)
         names = sorted(file.name for file in files)
         if _is_whole(names):
@@ -151,6 +154,12 @@ class StoreMirror:
         names: list[str] = json.loads(carried(frame, _CONTENTS))
         return names
 
+    def _pack(self, file: Path, sizes: list[int]) -> Iterator[bytes]:
+        """A packed file; notes the sizes of its parts, as the store may not show it yet."""
+        for piece in pack_file(file, threads=self._threads, as_changes=self._as_changes):
+            sizes.append(len(piece))
+            yield piece
+
     def _has(self, key: str, file: Path) -> bool:
         """Whether exactly this file is there."""
         try:
@@ -175,13 +184,6 @@ class StoreMirror:
 
     def _key(self, version: str, name: str) -> str:
         return f"{self._run}/{version}/{name}.packed"
-
-
-def _counting(file: Path, threads: int | None, sizes: list[int]) -> Iterator[bytes]:
-    """A packed file; notes the sizes of what it yields, which the store may not show yet."""
-    for piece in pack_file(file, threads=threads):
-        sizes.append(len(piece))
-        yield piece
 
 
 def _is_whole(names: list[str]) -> bool:

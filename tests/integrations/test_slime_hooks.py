@@ -372,10 +372,23 @@ def test_R45_versions_that_a_late_list_did_not_show_are_not_taken_for_new_ones(r
         assert contents_of(run / "host" / path.name) == contents_of(path)
 
 
-def test_a_wait_that_is_no_number_is_refused(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("GYMFAST_STORE_WAIT_S", "soon")
-    with pytest.raises(GymfastError, match="GYMFAST_STORE_WAIT_S is 'soon', expected whole"):
+@pytest.mark.parametrize("name", ["GYMFAST_STORE_WAIT_S", "GYMFAST_STORE_CARRY"])
+def test_a_variable_of_no_use_is_refused(
+    run: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "soon")
+    with pytest.raises(GymfastError, match=f"{name} is 'soon', expected "):
         pre_read(str(run / "host"), 1)
+
+
+def test_files_are_carried_as_they_are_where_that_was_asked(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GYMFAST_STORE_CARRY", "files")
+    path = write_version(run / "v", 1, read(run / "c0"), read(run / "c1"))
+    post_write(Namespace(), str(path), [])
+    pre_read(str(run / "host"), 1)
+    assert contents_of(run / "host" / path.name) == contents_of(path)
 
 
 @pytest.mark.parametrize("name", ["GYMFAST_STORE", "GYMFAST_RUN"])

@@ -55,15 +55,17 @@ def check_of(path: Path) -> str:
     return hasher.hexdigest()
 
 
-def pack_file(path: Path, *, threads: int | None = None) -> Iterator[bytes]:
-    """The bytes of a packed file, part by part.
+def pack_file(
+    path: Path, *, threads: int | None = None, as_changes: bool = True
+) -> Iterator[bytes]:
+    """The bytes of a packed file, part by part; without as_changes zstd frames stay as they are.
 
     Takes memory for two parts per thread and WORK_BYTES, of which a tensor needs 4 times its size.
     Raises FormatError for a damaged zstd frame, ConflictError if the file changes meanwhile.
     """
     with os_errors("pack", path):
         check, before = check_of(path), path.stat()
-        shard = _delta_shard(path)
+        shard = _delta_shard(path) if as_changes else None
         fd = shard.fd if shard else open_regular(path)
         try:
             workers: OrderedWorkers[int, list[_Packed]]
