@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import shutil
+import sys
 import threading
 from argparse import Namespace
 from collections.abc import Iterable, Iterator
@@ -206,6 +207,16 @@ def test_hosts_put_the_files_that_they_see(run: Path) -> None:
     assert weights == {n: bytearray(t.data) for n, t in new.items()}
 
 
+def test_an_engine_host_needs_no_package_beside_gymfast(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = publish(run, 1)
+    for package in ("backports", "compression", "zstandard", "xxhash", "blake3", "torch"):
+        monkeypatch.setitem(sys.modules, package, None)
+    pre_read(str(run / "host"), 1)
+    assert contents_of(run / "host" / path.name) == contents_of(path)
+
+
 class CountingStore(MemoryStore):
     """Notes what is put, and fails when told to."""
 
@@ -213,12 +224,20 @@ class CountingStore(MemoryStore):
         super().__init__()
         self.puts: list[str] = []
         self.fails_at = -1
+        self.num_reads = 0
+        self.fails_to_read_at = -1
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         if len(self.puts) == self.fails_at:
             raise StoreError("the bucket is not reachable")
         super().put(key, data)
         self.puts.append(key)
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        self.num_reads += 1
+        if self.num_reads == self.fails_to_read_at:
+            raise StoreError("the line is down")
+        return super().get_range(key, start, length)
 
 
 def test_ranks_of_one_host_do_not_put_a_file_twice(run: Path) -> None:
@@ -249,6 +268,24 @@ def test_a_put_that_failed_anywhere_is_completed_by_the_next_one(run: Path) -> N
         mirror.put(path)
         mirror.fetch(host, 1)
         assert contents_of(host / path.name).keys() == contents_of(path).keys()
+
+
+def test_a_fetch_that_failed_anywhere_is_completed_by_the_next_one(run: Path) -> None:
+    store = CountingStore()
+    mirror = StoreMirror(store, "run-1", threads=1)
+    mirror.begin()
+    path = write_version(run / "v", 1, read(run / "c0"), read(run / "c1"), num_ranks=2)
+    mirror.put(path)
+    store.num_reads = 0
+    mirror.fetch(run / "host", 1)
+    for fails_at in range(1, store.num_reads + 1):
+        host = run / f"host-{fails_at}"
+        store.num_reads, store.fails_to_read_at = 0, fails_at
+        with pytest.raises(StoreError, match="the line is down"):
+            mirror.fetch(host, 1)
+        assert not (host / path.name).exists()
+        mirror.fetch(host, 1)
+        assert contents_of(host / path.name) == contents_of(run / "host" / path.name)
 
 
 def test_a_version_written_again_under_its_number_takes_the_place_of_the_first(run: Path) -> None:
