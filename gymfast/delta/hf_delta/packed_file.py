@@ -114,11 +114,13 @@ def _delta_shard(path: Path) -> Shard | None:
 def _groups(entries: Sequence[HeaderEntry]) -> Iterator[list[HeaderEntry]]:
     """Small tensors go together: what a frame says of itself and of its symbols is said once."""
     group: list[HeaderEntry] = []
+    num_bytes = 0
     for entry in entries:
-        if group and sum(e.num_bytes for e in [*group, entry]) > _GROUP_BYTES:
+        if group and num_bytes + entry.num_bytes > _GROUP_BYTES:
             yield group
-            group = []
+            group, num_bytes = [], 0
         group.append(entry)
+        num_bytes += entry.num_bytes
     if group:
         yield group
 
