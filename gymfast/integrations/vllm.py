@@ -117,9 +117,11 @@ class GymfastEngine:
         """Brings the copy to the new state, then loads the groups that changed.
 
         `load_weights` is what vLLM 0.24 passes: the loader of the model, without its modules.
-        Raises what the request and vLLM raise, CoverageError for a module that is filled partly.
+        Raises what the request and vLLM raise, CoverageError for a module that is filled partly,
+        ChainError for an engine that sleeps.
         """
         del load_weights
+        self._reload.require_awake()
         self._reload.close()  # vLLM 0.24 may have begun one
         try:
             update_info.carry_out(self._copy)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import asdict
-from typing import Literal
+from typing import Literal, NoReturn
 
 from gymfast.errors import ChainError, ChannelError
 from gymfast.integrations.engine_http import EngineHttp
@@ -47,21 +47,39 @@ class VLLMClient:
         http.require(f"/pause?mode={self._pause}", {})
         try:
             http.require("/init_weight_transfer_engine", {"init_info": asdict(follow)})
-            http.require("/start_weight_update", {})
-            http.require("/update_weights", {"update_info": update})
-            http.require("/finish_weight_update", {"weight_version": str(version)})
-            http.require("/reset_prefix_cache", {})
+            self._start()
         except ChannelError as error:
-            if self._is_flagged():
-                raise ChainError(f"{http.url} is flagged and stays paused: {error}") from error
-            http.require("/resume", {})
-            raise ChainError(f"{http.url} goes on as before: {error}") from error
+            self._give_up(error)
+        answer = http.call("/update_weights", {"update_info": update})
+        failure = ChannelError(f"{http.url}/update_weights answered {answer.code}: {answer.text}")
+        if answer.code > 500:  # a proxy: it may have loaded, as after no answer
+            raise failure
+        if not answer.is_success:
+            self._give_up(failure)
+        # From here on it cannot go on as before. Requests that run (pause "keep") are computed
+        # again: what they hold was computed with the old weights.
+        http.require("/reset_prefix_cache?reset_running_requests=true", {})
+        http.require("/finish_weight_update", {"weight_version": str(version)})
         http.require("/resume", {})
+
+    def _start(self) -> None:
+        """Opens an update; one that was not finished is open on some ranks, and then on all."""
+        begun = self._http.call("/start_weight_update", {})
+        if not begun.is_success and "already active" not in begun.text:
+            raise ChannelError(f"/start_weight_update answered {begun.code}: {begun.text}")
+
+    def _give_up(self, error: ChannelError) -> NoReturn:
+        """Lets a server go on that loaded nothing."""
+        url = self._http.url
+        if self._is_flagged():
+            raise ChainError(f"{url} is flagged and stays paused: {error}") from error
+        self._http.require("/resume", {})
+        raise ChainError(f"{url} goes on as before: {error}") from error
 
     def _is_flagged(self) -> bool:
         """True if the server may hold anything; an empty update is refused then."""
         with suppress(ChannelError):
-            self._http.require("/start_weight_update", {})
+            self._start()
             self._http.require("/finish_weight_update", {})
             return False
         return True

@@ -71,6 +71,23 @@ class Factory:
         self.registry[name] = (module_path_or_cls, class_name)
 
 
+class CuMemAllocator:
+    """The memory that sleeps; 0.24 has no `is_asleep`."""
+
+    instance: CuMemAllocator | None = None
+
+    def __init__(self) -> None:
+        self.pointer_to_data: dict[int, Any] = {}
+
+
+def allocate(address: int, num_bytes: int) -> Any:
+    """Has the allocator know this memory as that of weights; what it knows of it."""
+    found = CuMemAllocator.instance = CuMemAllocator.instance or CuMemAllocator()
+    data = SimpleNamespace(handle=(0, num_bytes, address, 0), tag="weights", is_asleep=False)
+    found.pointer_to_data[address] = data
+    return data
+
+
 class LayerInfo:
     """LayerReloadingInfo: how much of a module was loaded since the reload began."""
 
@@ -99,7 +116,8 @@ def initialize_layerwise_reload(model: nn.Module) -> None:
         info.kernel_tensors = dict(layer.named_parameters(recurse=False))
         info.load_numel_total = sum(p.numel() for p in info.kernel_tensors.values())
         for name, parameter in info.kernel_tensors.items():
-            empty = nn.Parameter(torch.full_like(parameter, torch.nan), requires_grad=False)
+            empty = nn.Parameter(torch.empty_like(parameter), requires_grad=False)
+            empty.data.view(torch.uint8).fill_(0xFF)  # a NaN of every type
             empty.counted_by = info
             layer.register_parameter(name, empty)
 
@@ -112,7 +130,9 @@ def finalize_layerwise_reload(model: nn.Module, model_config: Any) -> None:
             continue
         for name, parameter in info.kernel_tensors.items():
             if info.load_numel:
-                parameter.data.copy_(getattr(layer, name).data)
+                value = getattr(layer, name).data
+                pack = getattr(layer, "pack", None)  # process_weights_after_loading
+                parameter.data.copy_(pack(name, value) if pack else value)
             layer.register_parameter(name, parameter)
         _INFOS[layer] = LayerInfo()
 
@@ -198,6 +218,8 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
     }
     modules: dict[str, dict[str, object]] = {
         "vllm": {"__version__": version},
+        "vllm.device_allocator": {},
+        "vllm.device_allocator.cumem": {"CuMemAllocator": CuMemAllocator},
         "vllm.distributed": {},
         "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
         "vllm.distributed.weight_transfer.base": {"WeightTransferEngine": engine},
