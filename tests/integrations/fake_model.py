@@ -173,7 +173,7 @@ class FakeModel(nn.Module):
 
 
 class Graph:
-    """What a captured CUDA graph knows of a model: addresses. It reads from there whatever moved."""
+    """What a captured CUDA graph knows of a model: addresses. It reads there, whatever moved."""
 
     def __init__(self, model: FakeModel) -> None:
         parameters = [p for _, p in model.named_parameters()]
