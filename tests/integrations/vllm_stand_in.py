@@ -6,8 +6,10 @@ tests/engines/vllm_signatures.py compares it with the real package.
 from __future__ import annotations
 
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
+from contextvars import ContextVar
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -199,6 +201,7 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
     modules: dict[str, dict[str, object]] = {
         "vllm": {"__version__": version},
         "vllm.distributed": {},
+        "vllm.distributed.parallel_state": {},
         "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
         "vllm.distributed.weight_transfer.base": {"WeightTransferEngine": engine},
         "vllm.model_executor": {},
@@ -220,12 +223,37 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
 def engine_arguments(engine: type, model: Model, world_size: int = 1) -> tuple[Any, ...]:
     """What vLLM's factory passes to an engine of that version."""
     config = SimpleNamespace(backend="gymfast")
-    parallel = SimpleNamespace(world_size=world_size)
+    parallel = SimpleNamespace(world_size=world_size, distributed_executor_backend="mp")
     if engine is Engine24:
         return config, parallel, model
     model_config = SimpleNamespace(dtype=torch.float32, quantization=None)
     vllm_config = SimpleNamespace(parallel_config=parallel, model_config=model_config)
     return config, vllm_config, torch.device("cpu"), model
+
+
+RANK: ContextVar[int] = ContextVar("RANK")
+
+
+def join(monkeypatch: Any, num_ranks: int) -> None:
+    """Threads become ranks of one tensor-parallel group; each sets RANK to its number."""
+    barrier, slots = threading.Barrier(num_ranks, timeout=60), [None] * num_ranks
+
+    def gather(parts: list[Any], value: Any, group: object) -> None:
+        assert group is barrier
+        slots[RANK.get()] = value
+        barrier.wait()
+        parts[:] = slots
+        barrier.wait()
+
+    def group_of(size: int) -> Any:
+        return lambda: SimpleNamespace(
+            world_size=size, rank_in_group=RANK.get() % size, cpu_group=barrier
+        )
+
+    state = sys.modules["vllm.distributed.parallel_state"]
+    for name, size in (("tp", num_ranks), ("pcp", 1), ("pp", 1)):
+        monkeypatch.setattr(state, f"get_{name}_group", group_of(size), raising=False)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
 
 
 def _parameter(*shape: int) -> nn.Parameter:
