@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from gymfast.errors import ChainError, GymfastError
+from gymfast.errors import GymfastError
 from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.live_model import Sample, guard, moved, sample_of
 from gymfast.integrations.load_groups import LoadGroup, first_groups, merge, touched
@@ -132,14 +132,14 @@ class GymfastEngine:
         self._update(lambda: update_info)
 
     def finish_weight_update(self) -> None:
-        """Raises ChainError if the engine is flagged or the last bucket did not come."""
+        """Raises ChainError if the engine is flagged or the last bucket did not come.
 
-        def check() -> None:
-            if self._copy.num_waiting:
-                raise ChainError(f"{self._copy.num_waiting} tensors wait for a bucket with is_last")
-            self._ranks.refuse_if_flagged()
-
-        self._ranks.tell(self._ranks.try_together(check))
+        Ranks do not talk here: vLLM does not call those whose update failed before.
+        """
+        waiting = self._copy.num_waiting
+        self._ranks.tell(
+            self.failure or (f"{waiting} tensors wait for a bucket with is_last" if waiting else "")
+        )
 
     def reset_weight_update_target(self) -> None:
         return
@@ -151,18 +151,19 @@ class GymfastEngine:
     def _update(self, request: Callable[[], UpdateRequest]) -> None:
         """Brings the copies of all ranks to the new state, then loads the groups that changed.
 
-        Raises what the request raises, and then the old state is live; ChainError, with the error
-        of the load, for an engine that is flagged.
+        Raises what the request raises, ChainError for an engine that sleeps, and then the old state
+        is live; ChainError, with the error of the load, for an engine that is flagged.
         """
         is_full = False
 
         def stage() -> None:
             nonlocal is_full
+            self._reload.require_awake()
+            self._reload.close()  # vLLM 0.24 may have begun one
             update = request()
             update.carry_out(self._copy)
             is_full = update.is_full
 
-        self._reload.close()  # vLLM 0.24 may have begun one
         error = self._ranks.try_together(stage)
         if not error and self._copy.num_waiting:
             return

@@ -33,8 +33,11 @@ class EngineRanks:
         text = text_of(self._last)
         if self._config.world_size == 1:
             return text
-        groups = self._groups()
-        texts = texts_of_all(text, groups)
+        try:
+            texts = texts_of_all(text, self._groups())
+        except Exception as error:
+            self.failure = f"the ranks could not tell each other how it went: {text_of(error)}"
+            raise
         if len(texts) != self._config.world_size:
             raise GymfastError(
                 f"{self._config.world_size} ranks hold the model, its groups have {len(texts)}: "
@@ -43,17 +46,18 @@ class EngineRanks:
         return first_of(texts)
 
     def tell(self, text: str) -> None:
-        """Raises what `try_together` returned, unless it is empty or another rank does.
+        """Raises what went wrong on any rank, unless it is empty or another rank does.
 
         vLLM reads the answers of its own workers in order, and stops at the first error: an answer
         that it did not read is taken for that of a later call. So the last rank tells.
         """
+        own, self._last = self._last, None
         if not text or not self._is_teller():
             return
         if self.failure:
             now = "" if text in self.failure else f"; now {text}"
-            raise ChainError(f"{FLAGGED}: {self.failure}{now}") from self._last
-        raise self._last or ChainError(text)
+            raise ChainError(f"{FLAGGED}: {self.failure}{now}") from own
+        raise ChainError(text) if own is None else own
 
     def refuse_if_flagged(self) -> None:
         """Raises ChainError if the model may hold anything, on every rank."""

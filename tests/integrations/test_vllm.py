@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import copy
+import threading
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 
 import pytest
@@ -208,6 +210,9 @@ def test_an_update_refused_before_it_touched_anything_leaves_the_old_version(
     assert len(worker.model.calls) == 1
 
 
+RANK: ContextVar[int] = ContextVar("RANK")
+
+
 class TwoRanks:
     """Two workers in threads that hold the same model, as vLLM runs ranks in processes."""
 
@@ -217,13 +222,23 @@ class TwoRanks:
         ]
         for worker in self.workers:
             worker.engine.parallel_config.distributed_executor_backend = backend
-        stand_in.join(monkeypatch, 2)
+        barrier, slots = threading.Barrier(2, timeout=60), [None, None]
+
+        def gather(parts: list, value: object, group: object) -> None:
+            assert group is barrier
+            slots[RANK.get()] = value
+            barrier.wait()
+            parts[:] = slots
+            barrier.wait()
+
+        stand_in.join(monkeypatch, 2, RANK.get, barrier)
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
 
     def each(self, *calls: str, **request: object) -> list[str]:
         """What each rank raises when all are asked for it at a time; "" if it does not."""
 
         def work(rank: int) -> str:
-            stand_in.RANK.set(rank)
+            RANK.set(rank)
             worker = self.workers[rank]
             try:
                 for call in calls or ("update_weights",):

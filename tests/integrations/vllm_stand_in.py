@@ -6,10 +6,8 @@ tests/engines/vllm_signatures.py compares it with the real package.
 from __future__ import annotations
 
 import sys
-import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
-from contextvars import ContextVar
+from collections.abc import Callable, Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -73,6 +71,23 @@ class Factory:
         self.registry[name] = (module_path_or_cls, class_name)
 
 
+class CuMemAllocator:
+    """The memory that sleeps; 0.24 has no `is_asleep`."""
+
+    instance: CuMemAllocator | None = None
+
+    def __init__(self) -> None:
+        self.pointer_to_data: dict[int, Any] = {}
+
+
+def allocate(address: int, num_bytes: int) -> Any:
+    """Has the allocator know this memory as that of weights; what it knows of it."""
+    found = CuMemAllocator.instance = CuMemAllocator.instance or CuMemAllocator()
+    data = SimpleNamespace(handle=(0, num_bytes, address, 0), tag="weights", is_asleep=False)
+    found.pointer_to_data[address] = data
+    return data
+
+
 class LayerInfo:
     """LayerReloadingInfo: how much of a module was loaded since the reload began."""
 
@@ -101,7 +116,8 @@ def initialize_layerwise_reload(model: nn.Module) -> None:
         info.kernel_tensors = dict(layer.named_parameters(recurse=False))
         info.load_numel_total = sum(p.numel() for p in info.kernel_tensors.values())
         for name, parameter in info.kernel_tensors.items():
-            empty = nn.Parameter(torch.full_like(parameter, torch.nan), requires_grad=False)
+            empty = nn.Parameter(torch.empty_like(parameter), requires_grad=False)
+            empty.data.view(torch.uint8).fill_(0xFF)  # a NaN of every type
             empty.counted_by = info
             layer.register_parameter(name, empty)
 
@@ -114,7 +130,9 @@ def finalize_layerwise_reload(model: nn.Module, model_config: Any) -> None:
             continue
         for name, parameter in info.kernel_tensors.items():
             if info.load_numel:
-                parameter.data.copy_(getattr(layer, name).data)
+                value = getattr(layer, name).data
+                pack = getattr(layer, "pack", None)  # process_weights_after_loading
+                parameter.data.copy_(pack(name, value) if pack else value)
             layer.register_parameter(name, parameter)
         _INFOS[layer] = LayerInfo()
 
@@ -200,6 +218,8 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
     }
     modules: dict[str, dict[str, object]] = {
         "vllm": {"__version__": version},
+        "vllm.device_allocator": {},
+        "vllm.device_allocator.cumem": {"CuMemAllocator": CuMemAllocator},
         "vllm.distributed": {},
         "vllm.distributed.parallel_state": {},
         "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
@@ -231,29 +251,17 @@ def engine_arguments(engine: type, model: Model, world_size: int = 1) -> tuple[A
     return config, vllm_config, torch.device("cpu"), model
 
 
-RANK: ContextVar[int] = ContextVar("RANK")
+def join(monkeypatch: Any, num_ranks: int, rank: Callable[[], int], cpu_group: object) -> None:
+    """Has vLLM find all ranks in one tensor-parallel group; `rank` is asked on each of them."""
 
-
-def join(monkeypatch: Any, num_ranks: int) -> None:
-    """Threads become ranks of one tensor-parallel group; each sets RANK to its number."""
-    barrier, slots = threading.Barrier(num_ranks, timeout=60), [None] * num_ranks
-
-    def gather(parts: list[Any], value: Any, group: object) -> None:
-        assert group is barrier
-        slots[RANK.get()] = value
-        barrier.wait()
-        parts[:] = slots
-        barrier.wait()
-
-    def group_of(size: int) -> Any:
+    def group_of(size: int) -> Callable[[], Any]:
         return lambda: SimpleNamespace(
-            world_size=size, rank_in_group=RANK.get() % size, cpu_group=barrier
+            world_size=size, rank_in_group=rank() % size, cpu_group=cpu_group
         )
 
     state = sys.modules["vllm.distributed.parallel_state"]
     for name, size in (("tp", num_ranks), ("pcp", 1), ("pp", 1)):
         monkeypatch.setattr(state, f"get_{name}_group", group_of(size), raising=False)
-    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
 
 
 def _parameter(*shape: int) -> nn.Parameter:
