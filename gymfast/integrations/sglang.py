@@ -9,17 +9,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from gymfast.delta import inspect
 from gymfast.errors import ChainError, FormatError
 from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts_of_all
+from gymfast.integrations.rebind import require_class
 from gymfast.integrations.sglang_messages import STATUS, Piece, Status, Update, to_numbers, unpack
 from gymfast.integrations.sglang_model import LiveModel, Loaded
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
 from gymfast.sync.chain import EMPTY_ROOT
 
+_TAKES = {"update_weights_from_tensor": ("named_tensors", "load_format")}
+_UPDATERS = (
+    ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater"),
+    ("sglang.srt.model_executor.model_runner", "ModelRunner"),  # before 0.5.16
+)
 _log = logging.getLogger(__name__)
 
 
@@ -32,6 +39,15 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
     if loader is None:
         loader = model.gymfast_loader = Loader(model)
     loader.receive(named_tensors)
+
+
+def check_api() -> None:
+    """Raises GymfastError if this SGLang hands tensors to a loader in a way that is not known."""
+    from sglang.srt import model_executor
+
+    folders = [Path(folder) for folder in model_executor.__path__]
+    is_new = any((folder / "model_runner_components").is_dir() for folder in folders)
+    require_class(*_UPDATERS[0 if is_new else 1], _TAKES)
 
 
 class Loader:

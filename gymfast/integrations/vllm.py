@@ -136,10 +136,8 @@ class GymfastEngine:
 
         Ranks do not talk here: vLLM does not call those whose update failed before.
         """
-        waiting = self._copy.num_waiting
-        self._ranks.tell(
-            self.failure or (f"{waiting} tensors wait for a bucket with is_last" if waiting else "")
-        )
+        num = self._copy.num_waiting
+        self._ranks.tell(f"{num} tensors wait for a bucket with is_last" if num else self.failure)
 
     def reset_weight_update_target(self) -> None:
         return
