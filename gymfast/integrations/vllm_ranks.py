@@ -57,7 +57,9 @@ class EngineRanks:
         if self.failure:
             now = "" if text in self.failure else f"; now {text}"
             raise ChainError(f"{FLAGGED}: {self.failure}{now}") from own
-        raise ChainError(text) if own is None else own
+        if own is not None and self._config.world_size == 1:
+            raise own
+        raise ChainError(text) from own
 
     def refuse_if_flagged(self) -> None:
         """Raises ChainError if the model may hold anything, on every rank."""
