@@ -40,7 +40,8 @@ class Integration:
     """One framework; `switch` is all that a run of it needs, one line each, ours first.
 
     `marker` is a file in the package that others of its name do not have; versions from `oldest` to
-    `newest` were read. `check` is the function of the adapter that compares the signatures.
+    `newest` were read. `check` is the function of the adapter that compares the signatures,
+    of what `imports` has imported where the adapter itself imports nothing.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Integration:
     switch: tuple[str, ...]
     plugin: Plugin | None = None
     check: str = "check_api"
+    imports: str = ""
 
     @property
     def adapter(self) -> str:
@@ -125,14 +127,15 @@ INTEGRATIONS = (
     Integration(
         *("TRL", "trl", ("trl",), "experimental/async_grpo/__init__.py", "1.16", "1.16"),
         (f"weight_transfer={_PACKAGE}.trl.WeightTransfer(STORE, RUN, [SERVER, ...])",),
+        imports="trl.experimental.async_grpo.async_grpo_trainer",
     ),
     Integration(
         *("SkyRL", "skyrl", ("skyrl",), "train/entrypoints/main_base.py", "0.3", "0.3"),
-        (f"{_PACKAGE}.skyrl.install()",),
+        (f"trainer.override_entrypoint={_PACKAGE}.skyrl",),
     ),
     Integration(
         *("OpenRLHF", "openrlhf", ("openrlhf",), "trainer/ray/ppo_actor.py", "0.11", "0.11"),
-        (f"{_PACKAGE}.openrlhf.install()",),
+        (f"python -m {_PACKAGE}.openrlhf STORE RUN FLAGS...",),
     ),
 )
 
@@ -176,8 +179,9 @@ def check(integration: Integration) -> Finding:
     if finding.status is Status.OTHER_PACKAGE:
         raise GymfastError(finding.detail)
     try:
-        probe = getattr(importlib.import_module(integration.adapter), integration.check)
-        probe()
+        if integration.imports:
+            importlib.import_module(integration.imports)
+        getattr(importlib.import_module(integration.adapter), integration.check)()
     except ImportError as error:
         raise MissingDependencyError(
             f"{integration.name} {finding.version} cannot be imported here: {error}"

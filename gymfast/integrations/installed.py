@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gymfast.integrations.rebind import commit_of
 
-_ASSIGNED = re.compile(r"""(?:^|[\s(,])(?:__version__|version)\s*=\s*["']([^"']+)["']""", re.MULTILINE)
+_ASSIGNED = re.compile(r"""(?:^|[\s(,])(?:__version__|version)\s*=\s*["']([^"']+)["']""")
 _PARTS = re.compile(r"^(MAJOR|MINOR|PATCH)\s*=\s*(\d+)", re.MULTILINE)  # of NeMo-RL
 _NUMBER = re.compile(r"\d+(?:\.\d+)+")
 _VERSION_FILES = (
