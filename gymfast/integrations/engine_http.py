@@ -76,5 +76,7 @@ def _answer(code: int, data: bytes) -> Answer:
         body = msgspec.json.decode(data)
     except msgspec.DecodeError:  # some calls are answered with plain text
         return Answer(code, None, text)
-    message = body.get("message") if isinstance(body, dict) else None
+    fields = body if isinstance(body, dict) else {}
+    error = fields.get("error")  # vLLM nests its message, or gives it as text
+    message = error.get("message") if isinstance(error, dict) else error or fields.get("message")
     return Answer(code, body, message if isinstance(message, str) else text)

@@ -13,6 +13,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.model_executor.model_loader import reload
 from vllm.model_executor.model_loader.reload import layerwise
 
+from gymfast.integrations.catalogue import INTEGRATIONS, Status, check, find
 from gymfast.integrations.vllm import GymfastEngine, check_api
 
 IS_24 = vllm.__version__.startswith("0.24.")
@@ -25,6 +26,12 @@ def parameters(function: object) -> list[str]:
 
 def test_the_api_is_known() -> None:
     check_api()
+
+
+def test_the_list_of_frameworks_says_so() -> None:
+    (integration,) = [found for found in INTEGRATIONS if found.package == "vllm"]
+    for finding in (find(integration), check(integration)):
+        assert (finding.status, finding.version) == (Status.READY, vllm.__version__)
 
 
 def test_the_engine_has_the_constructor_and_the_methods_of_the_real_one() -> None:

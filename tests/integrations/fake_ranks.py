@@ -75,7 +75,9 @@ class VllmRank(Rank):
     def __init__(self, rank: int, num_ranks: int, options: dict[str, Any], folder: str) -> None:
         super().__init__(rank, num_ranks, options)
         version = vllm_stand_in.Engine32, "0.32.0"
-        vllm_stand_in.install(pytest.MonkeyPatch(), *version)
+        patch = pytest.MonkeyPatch()
+        vllm_stand_in.install(patch, *version)
+        vllm_stand_in.join(patch, num_ranks, lambda: rank, _group(rank, num_ranks, folder))
         from gymfast.integrations.vllm import GymfastEngine
 
         arguments = vllm_stand_in.engine_arguments(version[0], self.model, num_ranks)
@@ -125,12 +127,7 @@ class SglangRank(Rank):
 
     def __init__(self, rank: int, num_ranks: int, options: dict[str, Any], folder: str) -> None:
         super().__init__(rank, num_ranks, options)
-        group = None
-        if num_ranks > 1:
-            store = torch.distributed.FileStore(f"{folder}/store", num_ranks)
-            join = {"rank": rank, "world_size": num_ranks}
-            torch.distributed.init_process_group("gloo", store=store, **join)
-            group = torch.distributed.group.WORLD
+        group = _group(rank, num_ranks, folder)
         sys.modules.update(sglang_stand_in.install_sglang(num_ranks, group))
         loaders = ["gymfast.integrations.sglang.load"]
         updater = WeightUpdater(self.model, loaders)
@@ -252,6 +249,16 @@ def _serve(pipe: Connection, others: list[Connection], make: Callable[[], Rank])
             except Exception as error:  # noqa: BLE001 - it goes to the front end
                 answer = (False, f"{type(error).__name__}: {error}")
             pipe.send(answer)
+
+
+def _group(rank: int, num_ranks: int, folder: str) -> Any:
+    """The group of all ranks; None if there is only one."""
+    if num_ranks == 1:
+        return None
+    store = torch.distributed.FileStore(f"{folder}/store", num_ranks)
+    join = {"rank": rank, "world_size": num_ranks}
+    torch.distributed.init_process_group("gloo", store=store, **join)
+    return torch.distributed.group.WORLD
 
 
 def _damaged(read: Callable[..., bytes]) -> Callable[..., bytes]:

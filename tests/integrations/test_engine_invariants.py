@@ -87,7 +87,7 @@ def test_I41_the_version_moves_only_after_every_rank_has_it(start: Start, fault:
     run = start(num_ranks=2)
     run.sync()
     if run.kind == "vllm" and "gather" in fault:
-        fault = "digest"  # its ranks do not talk: each may only fail by itself
+        fault = "digest"  # a worker whose gather failed lives, and the other one waits for it
     options: dict[str, Any] = {
         "digest": {"read_damage": True},
         "one rank": {"fails_at": (3, "raise")},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -222,6 +222,7 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
         "vllm.device_allocator": {},
         "vllm.device_allocator.cumem": {"CuMemAllocator": CuMemAllocator},
         "vllm.distributed": {},
+        "vllm.distributed.parallel_state": {},
         "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
         "vllm.distributed.weight_transfer.base": {"WeightTransferEngine": engine},
         "vllm.model_executor": {},
@@ -243,12 +244,25 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
 def engine_arguments(engine: type, model: Model, world_size: int = 1) -> tuple[Any, ...]:
     """What vLLM's factory passes to an engine of that version."""
     config = SimpleNamespace(backend="gymfast")
-    parallel = SimpleNamespace(world_size=world_size)
+    parallel = SimpleNamespace(world_size=world_size, distributed_executor_backend="mp")
     if engine is Engine24:
         return config, parallel, model
     model_config = SimpleNamespace(dtype=torch.float32, quantization=None)
     vllm_config = SimpleNamespace(parallel_config=parallel, model_config=model_config)
     return config, vllm_config, torch.device("cpu"), model
+
+
+def join(monkeypatch: Any, num_ranks: int, rank: Callable[[], int], cpu_group: object) -> None:
+    """Has vLLM find all ranks in one tensor-parallel group; `rank` is asked on each of them."""
+
+    def group_of(size: int) -> Callable[[], Any]:
+        return lambda: SimpleNamespace(
+            world_size=size, rank_in_group=rank() % size, cpu_group=cpu_group
+        )
+
+    state = sys.modules["vllm.distributed.parallel_state"]
+    for name, size in (("tp", num_ranks), ("pcp", 1), ("pp", 1)):
+        monkeypatch.setattr(state, f"get_{name}_group", group_of(size), raising=False)
 
 
 def _parameter(*shape: int) -> nn.Parameter:
