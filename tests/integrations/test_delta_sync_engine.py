@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,9 +27,12 @@ class Handle:
         self._folders = {n: str(folder / n) for n in ("local", "base", "source")}
 
     def __getattr__(self, method: str) -> Any:
-        def remote(*arguments: int, **options: Any) -> Any:
+        def remote(*arguments: int, **options: Any) -> Callable[[], Any]:
             if arguments:
                 options["target_version"] = arguments[0]
+            return lambda: answered(options)
+
+        def answered(options: dict[str, Any]) -> Any:
             answer = self._engine.http.call(f"/{method}", self._folders | options)
             if answer.code != 200:  # as raise_for_status does
                 raise OSError(f"{answer.code}: {answer.text}")
@@ -47,7 +51,7 @@ class SyncRun:
         save_file(self.weights, folder / "base" / "model.safetensors")
         settings = StreamSettings(folder / "source", folder / "base", "xor", "xxh3-128", 1, None)
         ranks = Ranks(0, lambda value: [value])
-        engines = Engines([Handle(engine, folder)], lambda answer: answer)
+        engines = Engines([Handle(engine, folder)], lambda call: call())
         local = str(folder / "local")
         trainer = Trainer(walk=self._walk, engines=lambda: engines, local_checkpoint=local)
         self.sync = DeltaSync(DeltaStream(settings, ranks), ranks, trainer)
