@@ -65,7 +65,7 @@ class Rank:
 
     def load_checkpoint(self, folder: str) -> None:
         """A dense load into the live model."""
-        self.model.unpack()
+        self.model.restore()
         for file in sorted(Path(folder).glob("*.safetensors")):
             self.model.load_weights(load_file(file).items())
         self.model.pack()
@@ -159,7 +159,7 @@ class SglangRank(Rank):
         begin = type(self.manager).begin_weight_update
         output = begin_awake(begin, self.manager, SimpleNamespace(selector="target"))
         if output.success:
-            self.model.unpack()
+            self.model.restore()
         return output.success, output.message
 
     def update(self, body: dict[str, Any], payload: bytes) -> tuple[bool, str]:
