@@ -88,6 +88,16 @@ def test_I42_I44_versions_arrive_in_place_and_without_old_keys_and_values(run: S
     assert seen["ranks"][0]["places"] == before["places"]
 
 
+def test_R63_R64_an_engine_is_paused_and_flushed_around_each_load(run: SyncRun) -> None:
+    run.train(1)
+    run.engine.seen()
+    run.sync.deliver()
+    events = run.engine.seen()["events"]
+    order = ["/pull_weights", "/pause_generation", "flushed", "/update_weights_from_disk"]
+    order += ["version 1", "flushed", "/continue_generation"]
+    assert [event for event in events if event in order] == order
+
+
 @pytest.mark.parametrize("how", ["before", "after"])
 def test_R25_an_engine_that_did_not_say_that_it_pulled_serves_the_old_version(
     run: SyncRun, how: str
