@@ -36,14 +36,19 @@ def replace_class(
         raise _unknown(framework, f"{module_name} has no class {name}", "that class")
     if getattr(found, "gymfast_replaces", None) is not None:
         return found
-    for method, parameters in expected.items():
-        _check_method(framework, found, method, parameters)
+    check_methods(framework, found, expected)
     replacement = make(found)
     replacement.gymfast_replaces = found  # type: ignore[attr-defined]
     setattr(module, name, replacement)
     where = f"{module_name}.{name} of {describe(framework)}"
     _log.info("gymfast replaced %s (leave the flag out to have it back)", where)
     return replacement
+
+
+def check_methods(framework: str, found: type, expected: Signatures) -> None:
+    """Raises GymfastError if a method of the class is not there or has other parameters."""
+    for method, parameters in expected.items():
+        _check_method(framework, found, method, parameters)
 
 
 def describe(framework: str) -> str:
