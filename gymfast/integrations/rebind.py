@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from gymfast.errors import GymfastError
 
@@ -17,12 +18,13 @@ _log = logging.getLogger(__name__)
 
 
 def replace_class(
-    module_name: str, name: str, expected: Signatures, make: Callable[[type], type]
-) -> type:
-    """Binds the name in the module to what `make` derives from its class; returns the new class.
+    module_name: str, name: str, expected: Signatures, make: Callable[[type], Any]
+) -> Any:
+    """Binds the name in the module to what `make` derives from its class; returns that.
 
-    Does nothing the second time. Raises GymfastError, with what was found and expected, if module,
-    class or one of its methods is not there or has other parameters.
+    A class that Ray made an actor of is found too. Does nothing the second time. Raises
+    GymfastError, with what was found and expected, if module, class or one of its methods is not
+    there or has other parameters.
     """
     framework, _, _ = module_name.partition(".")
     try:
@@ -32,13 +34,14 @@ def replace_class(
             raise  # the framework is there, something that it needs is not
         raise _unknown(framework, f"there is no module {error.name}", f"{module_name}") from error
     found = getattr(module, name, None)
-    if not isinstance(found, type):
-        raise _unknown(framework, f"{module_name} has no class {name}", "that class")
     if getattr(found, "gymfast_replaces", None) is not None:
         return found
+    found = getattr(found, "__ray_actor_class__", found)
+    if not isinstance(found, type):
+        raise _unknown(framework, f"{module_name} has no class {name}", "that class")
     check_methods(framework, found, expected)
     replacement = make(found)
-    replacement.gymfast_replaces = found  # type: ignore[attr-defined]
+    replacement.gymfast_replaces = found
     setattr(module, name, replacement)
     where = f"{module_name}.{name} of {describe(framework)}"
     _log.info("gymfast replaced %s (leave the flag out to have it back)", where)
