@@ -67,9 +67,11 @@ class EngineRanks:
             raise ChainError(f"{FLAGGED}: {self.failure}")
 
     def _is_teller(self) -> bool:
-        if self._config.world_size == 1 or self._config.distributed_executor_backend != "mp":
-            return True
-        return all(group.rank_in_group == group.world_size - 1 for group in self._groups())
+        if self._config.distributed_executor_backend == "external_launcher":
+            return True  # each rank has a caller of its own
+        return self._config.world_size == 1 or all(
+            group.rank_in_group == group.world_size - 1 for group in self._groups()
+        )
 
     def _groups(self) -> list[Any]:
         from vllm.distributed import parallel_state
