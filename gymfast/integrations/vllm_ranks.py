@@ -11,7 +11,8 @@ from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts
 FLAGGED = "the weights are not to be used, update them again"
 """How the text of an error says that the engine is flagged; the trainer's side looks for it."""
 
-_GROUPS = ("get_tp_group", "get_pcp_group", "get_pp_group")
+GROUPS = ("get_tp_group", "get_pcp_group", "get_pp_group")
+"""What of vLLM's parallel_state gives the groups of a rank, neighbours first."""
 
 
 class EngineRanks:
@@ -76,4 +77,4 @@ class EngineRanks:
     def _groups(self) -> list[Any]:
         from vllm.distributed import parallel_state
 
-        return [getattr(parallel_state, name)() for name in _GROUPS]
+        return [getattr(parallel_state, name)() for name in GROUPS]
