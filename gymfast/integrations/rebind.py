@@ -14,17 +14,33 @@ from typing import Any
 from gymfast.errors import GymfastError
 
 Signatures = Mapping[str, tuple[str, ...]]
+_NOT_ASKED = ("self", "_ray_trace_ctx")  # the second is added by ray.remote
 _log = logging.getLogger(__name__)
 
 
 def replace_class(
     module_name: str, name: str, expected: Signatures, make: Callable[[type], Any]
 ) -> Any:
-    """Binds the name in the module to what `make` derives from its class; returns that.
+    """Binds the name in the module to what `make` derives from its class; returns the new class.
 
-    A class that Ray made an actor of is found too. Does nothing the second time. Raises
-    GymfastError, with what was found and expected, if module, class or one of its methods is not
-    there or has other parameters.
+    Does nothing the second time. Raises what `require_class` raises.
+    """
+    found = require_class(module_name, name, expected)
+    if getattr(found, "gymfast_replaces", None) is not None:
+        return found
+    replacement = make(found)
+    replacement.gymfast_replaces = found
+    setattr(importlib.import_module(module_name), name, replacement)
+    where = f"{module_name}.{name} of {describe(module_name.partition('.')[0])}"
+    _log.info("gymfast replaced %s (leave the flag out to have it back)", where)
+    return replacement
+
+
+def require_class(module_name: str, name: str, expected: Signatures) -> Any:
+    """The class of a framework, also one that Ray made an actor of, or what replaced it.
+
+    Raises GymfastError, with what was found and expected, if module, class or one of its methods
+    is not there or has other parameters.
     """
     framework, _, _ = module_name.partition(".")
     try:
@@ -39,19 +55,9 @@ def replace_class(
     found = getattr(found, "__ray_actor_class__", found)
     if not isinstance(found, type):
         raise _unknown(framework, f"{module_name} has no class {name}", "that class")
-    check_methods(framework, found, expected)
-    replacement = make(found)
-    replacement.gymfast_replaces = found
-    setattr(module, name, replacement)
-    where = f"{module_name}.{name} of {describe(framework)}"
-    _log.info("gymfast replaced %s (leave the flag out to have it back)", where)
-    return replacement
-
-
-def check_methods(framework: str, found: type, expected: Signatures) -> None:
-    """Raises GymfastError if a method of the class is not there or has other parameters."""
     for method, parameters in expected.items():
         _check_method(framework, found, method, parameters)
+    return found
 
 
 def describe(framework: str) -> str:
@@ -71,7 +77,7 @@ def _check_method(framework: str, found: type, method: str, parameters: tuple[st
     where = f"{found.__module__}.{found.__name__}.{method}"
     if function is None:
         raise _unknown(framework, f"there is no {where}", "that method")
-    names = tuple(p for p in inspect.signature(function).parameters if p != "self")
+    names = tuple(p for p in inspect.signature(function).parameters if p not in _NOT_ASKED)
     if names != parameters:
         raise _unknown(framework, f"{where} takes {names}", f"{parameters}")
 

@@ -53,14 +53,14 @@ class VLLMClient:
         try:
             http.call("/start_weight_update", {})  # refused where a flagged engine left one open
             http.require("/update_weights", {"update_info": update})
-            http.require("/finish_weight_update", {"weight_version": str(version)})
         except ChannelError as error:
             if self._is_flagged():
                 raise ChainError(f"{http.url} is flagged and stays paused: {error}") from error
             http.require("/resume", {})
             raise ChainError(f"{http.url} goes on as before: {error}") from error
         # Requests that were kept hold blocks of the old weights, and without them nothing is reset.
-        http.require("/reset_prefix_cache?reset_running_requests=true", {})
+        http.require("/reset_prefix_cache?reset_running_requests=true&reset_external=true", {})
+        http.require("/finish_weight_update", {"weight_version": str(version)})
         http.require("/resume", {})
 
     def follow(self, run: InitRequest) -> None:

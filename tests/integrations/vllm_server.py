@@ -105,7 +105,7 @@ class Server:
         self.version = fields.get("weight_version", self.version)
 
     def reset_prefix_cache(self, fields: dict[str, Any], query: str) -> None:
-        is_reset = query == "reset_running_requests=true" or not self.keeps_requests
+        is_reset = "reset_running_requests=true" in query or not self.keeps_requests
         _check(is_reset, "blocks are held by requests that were kept")
         self.has_old_cache = False
 
