@@ -18,7 +18,7 @@ from typing import Any
 from gymfast.errors import ChainError
 from gymfast.integrations.engines import Engines
 from gymfast.integrations.ranks import Ranks
-from gymfast.integrations.rebind import replace_class
+from gymfast.integrations.rebind import replace_class, require_class
 from gymfast.integrations.run_stream import RunStream, drain
 from gymfast.integrations.update_request import InitRequest
 from gymfast.sync import Publisher
@@ -29,6 +29,8 @@ TRAINER = {"_init_vllm_sync_group": ("backend",), "broadcast_to_vllm": ()}
 ENGINE = {"update_weight": ("name", "dtype", "shape", "empty_cache"), "reset_prefix_cache": ()}
 """Methods of OpenRLHF's RolloutRayActor that one of ours stands for."""
 
+_TRAINER = ("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer")
+_ENGINE = ("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor")
 _CLI = "openrlhf.cli.train_ppo_ray"
 
 
@@ -49,8 +51,15 @@ def install(
         raise ValueError(f"store is {store!r}, which no engine can see: use file:/PATH")
     follow = InitRequest(store=store, run=run, key_file=key_file)
     make = partial(make_trainer, follow, partial(make_publisher, store, run))
-    replace_class("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer", TRAINER, make)
-    replace_class("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor", ENGINE, make_engine)
+    check_api()
+    replace_class(*_TRAINER, TRAINER, make)
+    replace_class(*_ENGINE, ENGINE, make_engine)
+
+
+def check_api() -> None:
+    """Raises GymfastError if the classes of this OpenRLHF are not the known ones."""
+    require_class(*_TRAINER, TRAINER)
+    require_class(*_ENGINE, ENGINE)
 
 
 def main(arguments: Sequence[str]) -> None:

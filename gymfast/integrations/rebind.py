@@ -14,13 +14,14 @@ from typing import Any
 from gymfast.errors import GymfastError
 
 Signatures = Mapping[str, tuple[str, ...]]
+_NOT_ASKED = ("self", "_ray_trace_ctx")  # the second is added by ray.remote
 _log = logging.getLogger(__name__)
 
 
 def replace_class(
     module_name: str, name: str, expected: Signatures, make: Callable[[type], Any]
 ) -> Any:
-    """Binds the name in the module to what `make` derives from its class; returns that.
+    """Binds the name in the module to what `make` derives from its class; returns the new class.
 
     Does nothing the second time. Raises what `require_class` raises.
     """
@@ -36,7 +37,7 @@ def replace_class(
 
 
 def require_class(module_name: str, name: str, expected: Signatures) -> Any:
-    """The class of a framework, also one that Ray made an actor of; or what replaced it.
+    """The class of a framework, also one that Ray made an actor of, or what replaced it.
 
     Raises GymfastError, with what was found and expected, if module, class or one of its methods
     is not there or has other parameters.
@@ -54,14 +55,9 @@ def require_class(module_name: str, name: str, expected: Signatures) -> Any:
     found = getattr(found, "__ray_actor_class__", found)
     if not isinstance(found, type):
         raise _unknown(framework, f"{module_name} has no class {name}", "that class")
-    check_methods(framework, found, expected)
-    return found
-
-
-def check_methods(framework: str, found: type, expected: Signatures) -> None:
-    """Raises GymfastError if a method of the class is not there or has other parameters."""
     for method, parameters in expected.items():
         _check_method(framework, found, method, parameters)
+    return found
 
 
 def describe(framework: str) -> str:
@@ -72,7 +68,7 @@ def describe(framework: str) -> str:
     except metadata.PackageNotFoundError:
         version = "of unknown version"
     folder = _folder_of(module)
-    commit = commit_of(folder) if folder else ""
+    commit = _commit_of(folder) if folder else ""
     return f"{framework} {version}{commit} at {folder or 'an unknown place'}"
 
 
@@ -81,7 +77,7 @@ def _check_method(framework: str, found: type, method: str, parameters: tuple[st
     where = f"{found.__module__}.{found.__name__}.{method}"
     if function is None:
         raise _unknown(framework, f"there is no {where}", "that method")
-    names = tuple(p for p in inspect.signature(function).parameters if p != "self")
+    names = tuple(p for p in inspect.signature(function).parameters if p not in _NOT_ASKED)
     if names != parameters:
         raise _unknown(framework, f"{where} takes {names}", f"{parameters}")
 
@@ -103,7 +99,7 @@ def _folder_of(module: ModuleType) -> Path | None:
     return Path(places[0]).parent if places else None
 
 
-def commit_of(folder: Path) -> str:
+def _commit_of(folder: Path) -> str:
     """The commit of a checkout, as far as plain files tell."""
     head = folder / ".git" / "HEAD"
     if not head.is_file():

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, Literal
 
 from gymfast.errors import ChainError, GymfastError
-from gymfast.integrations.rebind import check_methods, replace_class
+from gymfast.integrations.rebind import replace_class, require_class
 from gymfast.integrations.run_stream import NamedTensors, RunStream, drain
 from gymfast.integrations.update_request import InitRequest
 from gymfast.integrations.vllm_client import VLLMClient
@@ -154,10 +154,9 @@ def install(
 def check_api() -> None:
     """Raises GymfastError if the protocol of a trainer that is loaded is not the known one."""
     for name in _TRAINERS:
-        protocol = getattr(sys.modules.get(name), "WeightTransferProtocol", None)
-        if protocol is None:
+        if name not in sys.modules:
             continue
-        check_methods("trl", protocol, PROTOCOL)
+        protocol = require_class(name, "WeightTransferProtocol", PROTOCOL)
         methods = {method for method in vars(protocol) if not method.startswith("_")}
         if unknown := sorted(methods - PROTOCOL.keys()):
             raise GymfastError(

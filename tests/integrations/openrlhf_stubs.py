@@ -6,6 +6,7 @@ Real are: the engine's side of gymfast, and (with a checkout) OpenRLHF's trainer
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 import os
 import sys
@@ -46,6 +47,8 @@ class ActorClass:
 
     def __init__(self, cls: type) -> None:
         self.__ray_actor_class__ = cls
+        for function in filter(inspect.isfunction, vars(cls).values()):
+            _trace(function)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__ray_actor_class__, name)
@@ -54,6 +57,16 @@ class ActorClass:
         actor = self.__ray_actor_class__.__new__(self.__ray_actor_class__)
         asyncio.run(actor.__init__(*args, **kwargs))  # as Ray does for async actors
         return Handle(actor)
+
+
+def _trace(function: Any) -> None:
+    """Adds the parameter that Ray adds to methods of actors."""
+    signature = inspect.signature(function)
+    *first, last = signature.parameters.values()
+    context = inspect.Parameter("_ray_trace_ctx", inspect.Parameter.KEYWORD_ONLY, default=None)
+    is_open = last.kind is inspect.Parameter.VAR_KEYWORD
+    parameters = [*first, context, last] if is_open else [*first, last, context]
+    function.__signature__ = signature.replace(parameters=parameters)
 
 
 def ray_remote(*args: Any, **options: Any) -> Any:
@@ -130,8 +143,8 @@ def shard(model: torch.nn.Module) -> None:
         param.data = flat[rank * size : (rank + 1) * size].clone()
 
 
-def install(source: Path | None) -> None:
-    """Makes OpenRLHF of a checkout (or its stand-in) importable, and stubs for what it needs."""
+def install_vllm() -> None:
+    """Makes `import vllm` find what an engine actor needs of it."""
     modules = SimpleNamespace(setitem=lambda where, name, value: where.update({name: value}))
     vllm_stand_in.install(modules, vllm_stand_in.Engine32, "0.29.0")
     base = sys.modules["vllm.distributed.weight_transfer.base"]
@@ -140,13 +153,23 @@ def install(source: Path | None) -> None:
         setattr(base, f"WeightTransfer{name}Request", request)
     sys.modules["vllm"].AsyncEngineArgs = lambda *args, **options: SimpleNamespace(options=options)
     sys.modules["vllm"].AsyncLLMEngine = SimpleNamespace(from_engine_args=AsyncLLM)
-    gather = SimpleNamespace(GatherReplacedLayerParams=Gathered)
-    _module("ray", remote=ray_remote, get=ray_get, get_gpu_ids=lambda: [0], __version__="0")
+
+
+def install_deepspeed() -> None:
+    """Makes `import deepspeed` find what gathers parameters."""
+    layers = SimpleNamespace(GatherReplacedLayerParams=Gathered)
     _module(
         "deepspeed",
         zero=SimpleNamespace(GatheredParameters=Gathered),
-        module_inject=SimpleNamespace(layers=gather),
+        module_inject=SimpleNamespace(layers=layers),
     )
+
+
+def install(source: Path | None) -> None:
+    """Makes OpenRLHF of a checkout (or its stand-in) importable, and stubs for what it needs."""
+    install_vllm()
+    install_deepspeed()
+    _module("ray", remote=ray_remote, get=ray_get, get_gpu_ids=lambda: [0], __version__="0")
     torch.cuda.synchronize = lambda *_: None
     os.environ["RAY_ADDRESS"] = "here"
     root = source or STAND_IN
@@ -166,7 +189,6 @@ def install(source: Path | None) -> None:
         sys.modules[f"openrlhf.{name}"] = _anything(f"openrlhf.{name}", source)
     _module("openrlhf.trainer.ray.launcher", BaseModelActor=object)
     _module("openrlhf.trainer", __path__=[str(source / "openrlhf" / "trainer")])
-    sys.modules["vllm"].__version__ = "0.29.0"
 
 
 def _anything(name: str, source: Path | None = None) -> ModuleType:

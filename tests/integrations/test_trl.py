@@ -28,9 +28,10 @@ from gymfast.sync import LiveTarget, Publisher, Subscriber
 IS_REAL = importlib.util.find_spec("trl") is not None
 TRL: Any = trl_real if IS_REAL else trl_stand_in
 FOLLOW, PAUSE = "/init_weight_transfer_engine", "/pause?mode=keep"
+UPDATE = ["/start_weight_update", "/update_weights"]
 RESET = "/reset_prefix_cache?reset_running_requests=true&reset_external=true"
-UPDATE = ["/start_weight_update", "/update_weights", RESET, "/finish_weight_update"]
-SYNC = [FOLLOW, PAUSE, *UPDATE, "/resume"]
+DONE = [RESET, "/finish_weight_update", "/resume"]
+SYNC = [FOLLOW, PAUSE, *UPDATE, *DONE]
 
 
 @pytest.fixture(scope="module")
@@ -284,7 +285,7 @@ def test_trainers_with_a_server_publish_to_a_run(
     made.sync_weights()
     seen = servers[0].seen()
     assert seen["version"] == "1" and not seen["is_paused"]
-    calls = [FOLLOW, "/pause?mode=wait", *UPDATE, "/resume"]
+    calls = [FOLLOW, "/pause?mode=wait", *UPDATE, *DONE]
     own = ["/reset_prefix_cache"] if IS_REAL else []
     assert seen["calls"] == [FOLLOW, *calls, *own, *calls, *own]
     if IS_REAL:

@@ -24,5 +24,8 @@ class ActorPPOTrainer(ABC):  # noqa: B024 - as there
 
 @ray.remote(num_gpus=1)
 class PolicyModelActor:
-    def make_trainer(self, *args, **kwargs):
-        return ActorPPOTrainer(*args, **kwargs)
+    def init_model_from_pretrained(self, strategy, pretrain, max_steps=None, vllm_engines=None):
+        self.trainer = ActorPPOTrainer(strategy, pretrain(), vllm_engines=vllm_engines)
+
+    def broadcast_to_vllm(self):
+        self.trainer.broadcast_to_vllm()
