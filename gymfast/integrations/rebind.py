@@ -68,7 +68,7 @@ def describe(framework: str) -> str:
     except metadata.PackageNotFoundError:
         version = "of unknown version"
     folder = _folder_of(module)
-    commit = _commit_of(folder) if folder else ""
+    commit = commit_of(folder) if folder else ""
     return f"{framework} {version}{commit} at {folder or 'an unknown place'}"
 
 
@@ -99,7 +99,7 @@ def _folder_of(module: ModuleType) -> Path | None:
     return Path(places[0]).parent if places else None
 
 
-def _commit_of(folder: Path) -> str:
+def commit_of(folder: Path) -> str:
     """The commit of a checkout, as far as plain files tell."""
     head = folder / ".git" / "HEAD"
     if not head.is_file():

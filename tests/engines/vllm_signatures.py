@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from inspect import signature
+from inspect import getsource, signature
 
 import pytest
 import torch
 import vllm
 from integrations import vllm_stand_in as stand_in
 from vllm.config import ParallelConfig
+from vllm.device_allocator import cumem
 from vllm.distributed import parallel_state
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
@@ -73,3 +74,11 @@ def test_the_record_of_a_module_has_the_same_fields() -> None:
     real = layerwise.get_layerwise_info(torch.nn.Module())
     assert vars(stand_in.LayerInfo()).keys() <= vars(real).keys()
     assert not real.can_load() and not stand_in.LayerInfo().can_load()
+
+
+def test_the_allocator_shows_what_sleeps() -> None:
+    assert hasattr(cumem.CuMemAllocator, "instance")
+    assert "self.pointer_to_data" in getsource(cumem.CuMemAllocator.__init__)
+    fields = parameters(cumem.AllocationData)
+    assert {"tag", "cpu_backup_tensor"} <= set(fields)
+    assert ("is_asleep" in fields) != IS_24

@@ -24,7 +24,7 @@ from integrations.fake_ranks import RankError, Ranks, SglangRank, VllmRank
 
 from gymfast.integrations.engine_http import EngineHttp
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 30.0
 Fields = dict[str, Any]
 Answer = tuple[int, Any]
 
@@ -96,11 +96,13 @@ class FrontEnd:
         """Tokens of one request. `until_pause`: it goes on until a pause drains it."""
         request = Request(body["text"])
         with self.changed:
-            self._wait_while_paused()
+            self._wait_until(lambda: not self.is_paused)
             self.running.append(request)
             try:
                 while not self.is_draining:
-                    self._wait_while_paused()
+                    self._wait_until(lambda: self.is_draining or not self.is_paused)
+                    if self.is_draining:
+                        break
                     self._step(request)
                     if not body.get("until_pause"):
                         break
@@ -114,8 +116,8 @@ class FrontEnd:
         kv = request.holds[-1].kv if request.holds else ""
         return 200, {"token": kv, "weights": list(dict.fromkeys(request.weights))}
 
-    def _wait_while_paused(self) -> None:
-        if not self.changed.wait_for(lambda: not self.is_paused, _TIMEOUT_S):
+    def _wait_until(self, condition: Callable[[], bool]) -> None:
+        if not self.changed.wait_for(condition, _TIMEOUT_S):
             raise RankError("paused for too long")
 
     def _step(self, request: Request) -> None:
@@ -132,6 +134,7 @@ class FrontEnd:
 
     def drain(self) -> None:
         self.is_draining = True
+        self.changed.notify_all()
         self.changed.wait_for(lambda: not self.running, _TIMEOUT_S)
         self.is_draining = False
 
@@ -156,6 +159,13 @@ class FrontEnd:
         """For tests alone: what was seen, and what fails from here on."""
         with self.changed:
             self.fails = body.get("fails", self.fails)
+            if "wait_for_running" in body:
+                self.changed.wait_for(
+                    lambda: sum(bool(r.weights) for r in self.running) == body["wait_for_running"],
+                    _TIMEOUT_S,
+                )
+            if "drain" in body:
+                self.drain()
             if "ranks" in body:
                 self.ranks.call("set")
                 calls: dict[str, Fields] = body["ranks"]
@@ -340,6 +350,14 @@ class FakeEngine:
     def generate(self, text: str, **options: Any) -> Fields:
         answer: Fields = self.http.require("/generate", {"text": text, **options})
         return answer
+
+    def wait_for_running(self, number: int) -> None:
+        """Returns when that many requests run and each has begun."""
+        self.http.require("/test", {"wait_for_running": number})
+
+    def drain(self) -> None:
+        """Has requests end that run until a pause."""
+        self.http.require("/test", {"drain": True})
 
     def close(self) -> None:
         self.http.call("/stop", {})

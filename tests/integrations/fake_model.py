@@ -7,7 +7,7 @@ makes unreadable as it unmaps that of a GPU: who touches it then ends the proces
 from __future__ import annotations
 
 import ctypes
-import mmap
+import mmap  # noqa: TID251 - no file
 import os
 import signal
 from collections.abc import Iterable, Iterator, Mapping
@@ -165,16 +165,15 @@ class FakeModel(nn.Module):
             for place, expert in enumerate(mine.chunk(len(mine))):
                 yield name.replace("gate_up", "w13"), place, expert[0]
         elif member in FUSED:
-            fused, place = FUSED[member]
+            fused, at = FUSED[member]
             mine = tensor.chunk(self.num_ranks)[self.rank]
-            rows = slice(place * len(mine), (place + 1) * len(mine))
-            yield name.replace(member, fused), rows, mine
+            yield name.replace(member, fused), slice(at * len(mine), (at + 1) * len(mine)), mine
         else:
             yield name, slice(None), tensor
 
 
 class Graph:
-    """What a captured CUDA graph knows of a model: addresses. It reads from them, whatever moved."""
+    """What a captured CUDA graph knows of a model: addresses. It reads there, whatever moved."""
 
     def __init__(self, model: FakeModel) -> None:
         parameters = [p for _, p in model.named_parameters()]
@@ -220,7 +219,7 @@ def checkpoint(seed: int = 0) -> dict[str, Tensor]:
 
 
 def step(weights: Mapping[str, Tensor], seed: int, *, names: str = "") -> dict[str, Tensor]:
-    """The weights after an update that flips a bit of a few elements, where `names` is in the name."""
+    """The weights after a bit of a few elements was flipped, where `names` is in the name."""
     generator = torch.Generator().manual_seed(seed)
     new = {name: tensor.clone() for name, tensor in weights.items()}
     for name, tensor in new.items():

@@ -131,6 +131,9 @@ class SglangRank(Rank):
         sys.modules.update(sglang_stand_in.install_sglang(num_ranks, group))
         loaders = ["gymfast.integrations.sglang.load"]
         updater = WeightUpdater(self.model, loaders)
+        self.draft = FakeModel(rank, num_ranks)
+        self.draft.load_weights(checkpoint(options.get("base", 0)).items())
+        self._draft_updater = WeightUpdater(self.draft, loaders)
         self.manager = SchedulerWeightUpdaterManager(updater, sglang_stand_in.Scheduler())
 
     def sleep(self, level: int) -> None:
@@ -140,6 +143,9 @@ class SglangRank(Rank):
     def wake_up(self) -> None:
         super().wake_up()
         self.manager.offload_tags.discard("weights")
+
+    def see(self) -> dict[str, Any]:
+        return {**super().see(), "draft": digests(self.draft)}
 
     def begin(self) -> tuple[bool, str]:
         begin = type(self.manager).begin_weight_update
@@ -153,6 +159,9 @@ class SglangRank(Rank):
         try:
             with torch.inference_mode():
                 output = self.manager.update_weights_from_tensor(SimpleNamespace(**body))
+                if body.get("selector", "all") != "target":
+                    named = sglang_stand_in.deserialize(payload)
+                    self._draft_updater.update_weights_from_tensor(named, body["load_format"])
         except Exception as error:  # noqa: BLE001 - the server dies of it
             sys.stderr.write(f"the engine dies: {error!r}\n")
             os._exit(1)

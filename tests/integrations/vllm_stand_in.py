@@ -116,7 +116,8 @@ def initialize_layerwise_reload(model: nn.Module) -> None:
         info.kernel_tensors = dict(layer.named_parameters(recurse=False))
         info.load_numel_total = sum(p.numel() for p in info.kernel_tensors.values())
         for name, parameter in info.kernel_tensors.items():
-            empty = nn.Parameter(torch.empty_like(parameter), requires_grad=False)
+            like = getattr(layer, "as_loaded", {}).get(name, parameter)  # a packed one may differ
+            empty = nn.Parameter(torch.empty_like(like, device="cpu"), requires_grad=False)
             empty.data.view(torch.uint8).fill_(0xFF)  # a NaN of every type
             empty.counted_by = info
             layer.register_parameter(name, empty)
