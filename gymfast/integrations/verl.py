@@ -3,8 +3,7 @@
     actor_rollout_ref.rollout.checkpoint_engine.backend=gymfast
     actor_rollout_ref.rollout.checkpoint_engine.custom_backend_module=gymfast.integrations.verl
 
-verl imports this module in each of its processes, which registers the engine. Options and
-versions: docs/integrations/verl.md.
+verl imports this module, which registers the engine. See docs/integrations/verl.md.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any
 import msgspec
 
 from gymfast.errors import ChainError, GymfastError, MissingDependencyError
+from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.phases import Phases
 from gymfast.integrations.rebind import describe
 from gymfast.integrations.run_options import RunOptions
@@ -24,7 +24,7 @@ from gymfast.integrations.run_stream import NamedTensors, RunStream, drain
 from gymfast.integrations.sync_round import RoundLeader, RoundMember, Ticket
 from gymfast.sync import PublishReport
 
-BACKEND = "gymfast"
+Metrics = dict[str, float]
 KNOWN: Mapping[str, Sequence[tuple[str, ...]]] = {
     "prepare": [()],
     "build_topology": [
@@ -37,39 +37,36 @@ KNOWN: Mapping[str, Sequence[tuple[str, ...]]] = {
     "receive_weights": [("global_steps",)],
 }
 """The abstract methods of verl's `CheckpointEngine`, with their parameters in known versions."""
-_OPTIONS = f"actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.{BACKEND}"
+_OPTIONS = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.gymfast"
 _log = logging.getLogger(__name__)
 
 
 def register() -> None:
-    """Makes the engine known to verl; does nothing the second time.
+    """Makes the engine known to verl.
 
     Raises MissingDependencyError without verl, GymfastError for a verl whose interface is unknown.
     """
     try:
         from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
     except ModuleNotFoundError as error:
-        if error.name is None or not "verl.checkpoint_engine".startswith(error.name):
-            raise  # verl is there, something that it needs is not
         raise MissingDependencyError(
-            f"{__name__} needs verl 0.8 to 0.9.1: it is for verl itself, which imports it when a "
-            "run names it as checkpoint_engine.custom_backend_module"
+            f"{__name__} needs verl 0.8 to 0.9.1, which imports it when a run names it as "
+            f"checkpoint_engine.custom_backend_module: {error}"
         ) from error
     found = {
         name: tuple(p for p in inspect.signature(method).parameters if p not in ("self", "cls"))
         for name in CheckpointEngine.__abstractmethods__
         if (method := getattr(CheckpointEngine, name))
     }
-    unknown = {name: found.get(name) for name in KNOWN if found.get(name) not in KNOWN[name]}
-    unknown |= {name: found[name] for name in found.keys() - KNOWN.keys()}
-    if unknown:
+    names = sorted(found.keys() | KNOWN.keys())
+    if unknown := {n: found.get(n) for n in names if found.get(n) not in KNOWN.get(n, ())}:
         raise GymfastError(
             f"{describe('verl')}: CheckpointEngine has other methods than the known ones: "
             f"{unknown}; gymfast knows verl 0.8 to 0.9.1: install one, or set "
             "checkpoint_engine.backend to one of verl's own"
         )
     engine = type("GymfastEngine", (GymfastCheckpointEngine, CheckpointEngine), {})
-    CheckpointEngineRegistry.register(BACKEND)(engine)
+    CheckpointEngineRegistry.register("gymfast")(engine)
 
 
 class GymfastCheckpointEngine:
@@ -78,20 +75,21 @@ class GymfastCheckpointEngine:
     The other ranks of the trainer only take part in making each tensor. Not thread-safe.
     """
 
-    def __init__(
-        self, bucket_size: int, is_master: bool | None = None, **engine_kwargs: object
-    ) -> None:
-        """`is_master` is None on rollout workers; both sides need the same `engine_kwargs`.
+    wire_format = "named_tensors"  # pairs of name and whole tensor
+
+    def __init__(self, bucket_size: int, is_master: bool | None = None, **options: object) -> None:
+        """`is_master` is None on rollout workers; both sides need the same options.
 
         Raises ValueError for the options, and what `Publisher` and `Subscriber` raise.
         """
         del bucket_size  # whoever loads the tensors packs them
-        self._options = RunOptions.of(engine_kwargs, _OPTIONS)
+        self._options = RunOptions.of(options, _OPTIONS)
         self._stream = RunStream(self._options.publisher()) if is_master else None
         self._copy = self._options.follow() if is_master is None else None
         self._leader: RoundLeader | None = None
         self._member: RoundMember | None = None
         self._num_readers = 0
+        self._needs_anchor = False
 
     def prepare(self) -> dict[str, Any]:
         """Where the readers of the next sync connect; empty unless this is the publisher."""
@@ -108,16 +106,16 @@ class GymfastCheckpointEngine:
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[dict[str, Any]]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
         """What each worker is told by `init_process_group`: trainer ranks first."""
-        num_readers = {"num_readers": [rollout_world_size] * actor_wg_world_size}
         tickets = [metadata[0]["ticket"]] * rollout_world_size
-        return num_readers, {"ticket": tickets, "reader": list(range(rollout_world_size))}
+        readers = {"ticket": tickets, "reader": list(range(rollout_world_size))}
+        return {"num_readers": [rollout_world_size] * actor_wg_world_size}, readers
 
     def init_process_group(
         self, num_readers: int = 0, ticket: dict[str, Any] | None = None, reader: int = 0
     ) -> None:
         """Raises ChannelError if this reader cannot reach the publisher."""
         self._num_readers = num_readers
-        if ticket is not None:
+        if ticket:
             where = msgspec.convert(ticket, Ticket)
             self._member = RoundMember(where, reader, self._options.timeout_s)
 
@@ -130,7 +128,7 @@ class GymfastCheckpointEngine:
 
     async def send_weights(
         self, weights: NamedTensors, global_steps: int | None = None
-    ) -> dict[str, float] | None:
+    ) -> Metrics | None:
         """Publishes all tensors, then has all readers take that version; None if not rank 0.
 
         Raises what `RunStream.publish` raises, ChainError if a reader failed.
@@ -138,12 +136,10 @@ class GymfastCheckpointEngine:
         import torch
 
         with torch.no_grad():
-            if self._stream is None or self._leader is None:
+            if self._stream is None:
                 drain(weights)
-                if self._stream is not None:
-                    raise ChainError("send_weights was called before prepare")
                 return None
-            return self._publish(self._stream, self._leader, weights, global_steps)
+            return self._publish(self._stream, weights, global_steps)
 
     def receive_weights(self, global_steps: int | None = None) -> Iterator[tuple[str, Any]]:
         """All tensors of the published version, each on the accelerator of this process.
@@ -156,47 +152,48 @@ class GymfastCheckpointEngine:
         with self._member.taking(self._options.sync_timeout_s) as version:
             self._copy.pull(version, wait_s=self._options.timeout_s)
         _log.info("step %s is version %d, state %s", global_steps, version, self._copy.root[:16])
-        return self._tensors(self._member)
+        return self._tensors(self._copy, self._member)
 
-    def _publish(
-        self, stream: RunStream, leader: RoundLeader, weights: NamedTensors, step: int | None
-    ) -> dict[str, float]:
-        phases = Phases()
+    def _publish(self, stream: RunStream, weights: NamedTensors, step: int | None) -> Metrics:
+        leader, phases = self._leader, Phases()
+        if leader is None:
+            raise ChainError("send_weights was called before prepare")
         try:
             with phases("publish"):
-                report = stream.publish(weights)
+                report = stream.publish(weights, anchor=self._needs_anchor)
         except BaseException as error:
             reason = f"the trainer published nothing: {type(error).__name__}: {error}"
             leader.call_off(reason, self._num_readers)
             raise
+        self._needs_anchor = True  # unless all readers take it: a frame may be damaged
         with phases("settle"):
             leader.settle(report.version, self._num_readers, self._options.sync_timeout_s)
+        self._needs_anchor = False
         _log.info("step %s is version %d, state %s", step, report.version, report.root[:16])
         return _metrics(report, phases.seconds)
 
-    def _tensors(self, member: RoundMember) -> Iterator[tuple[str, Any]]:
+    def _tensors(self, copy: CanonicalCopy, member: RoundMember) -> Iterator[tuple[str, Any]]:
         import torch
 
-        assert self._copy is not None
-        accelerator = torch.accelerator.current_accelerator()
-        device = accelerator if torch.accelerator.is_available() else torch.device("cpu")
-        for name, tensor in self._copy.tensors(self._copy.names, torch.empty(0)):
+        device = (
+            torch.accelerator.current_accelerator() if torch.accelerator.is_available() else "cpu"
+        )
+        for name, tensor in copy.tensors(copy.names, torch.empty(0)):
             if self._member is not member:
                 raise ChainError("the sync ended while its tensors were being loaded")
             yield name, tensor.to(device, copy=True)
 
 
-def _metrics(report: PublishReport, seconds: Mapping[str, float]) -> dict[str, float]:
+def _metrics(report: PublishReport, seconds: Mapping[str, float]) -> Metrics:
     """The names are those of verl's own delta engine, as far as it has them."""
-    num_bytes = report.frame_bytes + report.anchor_bytes
     values = {
         "changed_ratio": report.num_changed / max(1, report.num_units),
-        "changed_elems": float(report.num_changed),
-        "payload_mbytes": num_bytes / 2**20,
-        "version": float(report.version),
+        "changed_elems": report.num_changed,
+        "payload_mbytes": (report.frame_bytes + report.anchor_bytes) / 2**20,
+        "version": report.version,
         **{f"{phase}_seconds": passed_s for phase, passed_s in seconds.items()},
     }
-    return {f"checkpoint_engine/{name}": value for name, value in values.items()}
+    return {f"checkpoint_engine/{name}": float(value) for name, value in values.items()}
 
 
 register()
