@@ -8,6 +8,7 @@ verl imports this module, which registers the engine. See docs/integrations/verl
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,15 +27,15 @@ from gymfast.sync import PublishReport
 
 Metrics = dict[str, float]
 KNOWN: Mapping[str, Sequence[tuple[str, ...]]] = {
-    "prepare": [()],
+    "prepare": [("self",)],
     "build_topology": [
         ("trainer_world_size", "rollout_world_size", "metadata"),  # 0.8
         ("actor_wg_world_size", "rollout_world_size", "metadata"),
     ],
-    "init_process_group": [("kwargs",)],
-    "finalize": [()],
-    "send_weights": [("weights", "global_steps")],
-    "receive_weights": [("global_steps",)],
+    "init_process_group": [("self", "kwargs")],
+    "finalize": [("self",)],
+    "send_weights": [("self", "weights", "global_steps")],
+    "receive_weights": [("self", "global_steps")],
 }
 """The abstract methods of verl's `CheckpointEngine`, with their parameters in known versions."""
 _OPTIONS = "actor_rollout_ref.rollout.checkpoint_engine.engine_kwargs.gymfast"
@@ -47,17 +48,15 @@ def register() -> None:
     Raises MissingDependencyError without verl, GymfastError for a verl whose interface is unknown.
     """
     try:
-        from verl.checkpoint_engine import CheckpointEngine, CheckpointEngineRegistry
+        verl = importlib.import_module("verl.checkpoint_engine")
     except ModuleNotFoundError as error:
         raise MissingDependencyError(
             f"{__name__} needs verl 0.8 to 0.9.1, which imports it when a run names it as "
             f"checkpoint_engine.custom_backend_module: {error}"
         ) from error
-    found = {
-        name: tuple(p for p in inspect.signature(method).parameters if p not in ("self", "cls"))
-        for name in CheckpointEngine.__abstractmethods__
-        if (method := getattr(CheckpointEngine, name))
-    }
+    base = verl.CheckpointEngine
+    methods = base.__abstractmethods__
+    found = {n: tuple(inspect.signature(getattr(base, n)).parameters) for n in methods}
     names = sorted(found.keys() | KNOWN.keys())
     if unknown := {n: found.get(n) for n in names if found.get(n) not in KNOWN.get(n, ())}:
         raise GymfastError(
@@ -65,8 +64,8 @@ def register() -> None:
             f"{unknown}; gymfast knows verl 0.8 to 0.9.1: install one, or set "
             "checkpoint_engine.backend to one of verl's own"
         )
-    engine = type("GymfastEngine", (GymfastCheckpointEngine, CheckpointEngine), {})
-    CheckpointEngineRegistry.register("gymfast")(engine)
+    engine = type("GymfastEngine", (GymfastCheckpointEngine, base), {})
+    verl.CheckpointEngineRegistry.register("gymfast")(engine)
 
 
 class GymfastCheckpointEngine:

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import ray
 import torch
-from omegaconf import OmegaConf
+from hydra import compose, initialize_config_dir
 
 TESTS = str(Path(__file__).resolve().parents[1])
 sys.path[:] = [p for p in sys.path if p != TESTS]  # torch would take its folder `triton` for Triton
@@ -39,6 +39,8 @@ from verl.single_controller.ray import (  # noqa: E402
 from verl.utils.config import omega_conf_to_dataclass  # noqa: E402
 from verl.utils.import_utils import import_external_libs  # noqa: E402
 from verl.workers.engine_workers import ActorRolloutRefWorker  # noqa: E402
+
+from gymfast.errors import ChainError  # noqa: E402
 
 NUM_TRAINERS = 2
 
@@ -68,6 +70,24 @@ def buckets() -> Any:
     nothing = dict.fromkeys(("synchronize", "empty_cache", "ipc_collect"), lambda: None)
     module.get_torch_device = lambda: SimpleNamespace(**nothing)
     return module
+
+
+def configured(store: str) -> Any:
+    """`actor_rollout_ref` of verl's own configuration, with the flags of the documentation."""
+    (folder,) = importlib.util.find_spec("verl").submodule_search_locations
+    place = "actor_rollout_ref.rollout.checkpoint_engine"
+    flags = [
+        "actor_rollout_ref.rollout.name=vllm",
+        f"{place}.backend=gymfast",
+        f"{place}.custom_backend_module=gymfast.integrations.verl",
+        f"{place}.update_weights_bucket_megabytes=1",
+        f"+{place}.engine_kwargs.gymfast.store={store}",
+        f"+{place}.engine_kwargs.gymfast.run=run",
+        f"+{place}.engine_kwargs.gymfast.timeout_s=5",
+        f"+{place}.engine_kwargs.gymfast.sync_timeout_s=60",
+    ]
+    with initialize_config_dir(f"{folder}/trainer/config", version_base=None):
+        return compose("ppo_trainer", overrides=flags).actor_rollout_ref
 
 
 class Trainer(ActorRolloutRefWorker):
@@ -147,19 +167,19 @@ class Rollout(CheckpointEngineWorker):
         return self.server_adapter.num_updates
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def fail_pulls(self, is_failing: bool) -> None:
+    def when_it_pulls(self, what: str) -> None:
         copy = self.checkpoint_engine._copy
         vars(copy).pop("pull", None)
-        if is_failing:
+        if what:
+            copy.pull = die if what == "die" else fail
 
-            def pull(version: int, *, wait_s: float) -> None:
-                raise OSError("injected: the disk is full")
 
-            copy.pull = pull
+def fail(version: int, *, wait_s: float) -> None:
+    raise OSError("injected: the disk is full")
 
-    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
-    def pid(self) -> int:
-        return os.getpid()
+
+def die(version: int, *, wait_s: float) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Replica:
@@ -179,16 +199,7 @@ class Job:
     """One trainer and replicas of one worker each, around verl's manager."""
 
     def __init__(self, store: str) -> None:
-        checkpoint = {
-            "backend": "gymfast",
-            "custom_backend_module": "gymfast.integrations.verl",
-            "update_weights_bucket_megabytes": 1,
-            "engine_kwargs": {
-                "gymfast": {"store": store, "run": "run", "timeout_s": 5.0, "sync_timeout_s": 60.0}
-            },
-        }
-        target = {"_target_": "verl.workers.config.CheckpointEngineConfig"}
-        self.config = OmegaConf.create({"rollout": {"checkpoint_engine": target | checkpoint}})
+        self.config = configured(store)
         self.checkpoint = omega_conf_to_dataclass(self.config.rollout.checkpoint_engine)
         self.trainer = self.start_trainer()
         self.replicas = [self.start_replica(), self.start_replica()]
@@ -236,27 +247,29 @@ def test_every_sync_brings_the_weights_of_the_trainer_to_every_rollout(job: Job)
 def test_a_failed_receive_fails_the_sync_before_any_rollout_is_touched(job: Job) -> None:
     job.sync(6)
     before = [replica.group.num_updates()[0] for replica in job.replicas]
-    job.replicas[1].group.fail_pulls(True)
+    job.replicas[1].group.when_it_pulls("fail")
     start_s = time.monotonic()
     with pytest.raises(Exception, match="injected: the disk is full"):
         job.sync(7)
     print("failed after", time.monotonic() - start_s)
     assert [replica.group.num_updates()[0] for replica in job.replicas] == before
     assert job.differs(6) == [[], []]
-    job.replicas[1].group.fail_pulls(False)
+    job.replicas[1].group.when_it_pulls("")
     job.sync(7)
     assert job.differs(7) == [[], []]
 
 
 def test_a_killed_rollout_fails_the_sync_and_another_one_takes_its_place(job: Job) -> None:
-    killed = job.replicas.pop()
-    os.kill(killed.group.pid()[0], signal.SIGKILL)
+    kept, killed = job.replicas
+    before = kept.group.num_updates()
+    killed.group.when_it_pulls("die")
     start_s = time.monotonic()
-    with pytest.raises(ray.exceptions.RayError):
+    with pytest.raises((ray.exceptions.RayError, ChainError)):
         job.sync(8)
     print("failed after", time.monotonic() - start_s)
+    assert kept.group.num_updates() == before and kept.group.differs(7) == [[]]
     job.manager.remove_replicas([killed])
-    job.replicas.append(job.start_replica())
+    job.replicas[1] = job.start_replica()
     job.manager.add_replicas(job.replicas[1:])
     job.sync(9)
     assert job.differs(9) == [[], []]

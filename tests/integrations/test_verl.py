@@ -305,7 +305,9 @@ def test_a_verl_with_another_interface_is_refused(monkeypatch) -> None:
     Engine.receive_weights.__isabstractmethod__ = True
     Engine.__abstractmethods__ |= {"receive_weights"}
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.12.0")
-    with pytest.raises(GymfastError, match=r"verl 0.12.0.*'commit': .*'receive_weights': \(\)"):
+    with pytest.raises(
+        GymfastError, match=r"verl 0.12.0.*'commit'.*'receive_weights': \('self',\)"
+    ):
         stand_in.install(monkeypatch, Engine)
 
 
