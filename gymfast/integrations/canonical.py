@@ -77,16 +77,19 @@ class CanonicalCopy:
         """The root of the state."""
         return self._state.root.hex()
 
-    def pull(self, version: int) -> None:
+    def pull(self, version: int, *, wait_s: float = 0.0) -> None:
         """Makes the copy hold exactly that version of the run.
 
-        Raises ChainError if no run is followed, and what `Subscriber.pull` raises.
+        `wait_s` is how long it may take to become visible here. Raises ChainError if no run is
+        followed, DeadlineError after that wait, and what `Subscriber.pull` raises.
         """
         if self._subscriber is None:
             raise ChainError(
                 f"version {version} is asked for, and no run is followed: name 'store' and 'run' "
                 "in the init info, or send a frame or buckets"
             )
+        if wait_s:
+            self._subscriber.wait_until_visible(version, wait_s)
         report = self._subscriber.pull(version)
         if report.version != version:  # ranks of an engine must not differ
             raise ChainError(f"version {version} is asked for, the run gave {report.version}")
