@@ -43,7 +43,8 @@ class CheckpointEngine(ABC):
         self, *, rollout_rank, train_world_size, rollout_world_size, metadata
     ): ...
 
-    def finalize(self): ...
+    def finalize(self):
+        return None
 
     @abstractmethod
     async def send_weights(self, weights): ...
