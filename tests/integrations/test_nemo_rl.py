@@ -18,7 +18,7 @@ from integrations.vllm_stand_in import Model, checkpoint
 
 from gymfast.errors import ChainError, CoverageError, DeadlineError, GymfastError
 from gymfast.integrations.nemo_rl import GymfastEngine
-from gymfast.sync import Publisher
+from gymfast.sync import LiveTarget, Publisher, Subscriber
 
 BACKEND = "gymfast.integrations.nemo_rl:GymfastEngine"
 Q, K = "layers.1.q_proj.weight", "layers.1.k_proj.weight"
@@ -159,7 +159,13 @@ class Job:
 
     @property
     def version(self) -> int | None:
-        return Publisher(str(self.settings["store"]), "run").version
+        return Subscriber(str(self.settings["store"]), "run", LiveTarget({})).poll()
+
+    def set_timeout(self, timeout_s: float) -> None:
+        """How long the rollout ends wait; a policy that failed is waited for to the end."""
+        for engine in self.engines:
+            for rank in engine.ranks:
+                rank.checkpoint_engine._timeout_s = timeout_s
 
 
 @pytest.fixture(params=["stand-in", "real"])
@@ -220,6 +226,7 @@ def test_a_step_with_nothing_changed_is_a_version_and_loads_nothing(job: Job) ->
 
 def test_every_policy_rank_reads_its_stream_to_the_end(job: Job) -> None:
     job.refit()
+    job.set_timeout(0.05)
     job.policy_ranks[0].fails_at = 2
     with pytest.raises(TypeError, match="expected a NumPy array"):
         job.refit(Q)
@@ -278,15 +285,19 @@ def test_without_a_new_handshake_a_failed_refit_is_not_repeated(job: Job) -> Non
 def test_a_policy_that_fails_commits_nothing_and_the_refit_can_be_repeated(
     rl: Any, store: str
 ) -> None:
-    job = Job(rl, store, release_after_refit=True, timeout_s=0.3)
+    job = Job(rl, store, release_after_refit=True)
     job.refit()
+    job.set_timeout(0.05)
     job.policy_ranks[0].fails_at = 1
     with pytest.raises(TypeError):
         job.refit(Q)
     assert job.version == 0
-    job.restart_trainer()  # the version that was read above took the run over
-    job.refit(Q)
+    job.policy_ranks[0].fails_at = 0
+    job.set_timeout(20.0)
+    job.refit()
+    assert job.loaded() == [[Q]] * 4
     assert job.is_live()
+    assert job.version == 1
 
 
 def test_a_version_that_does_not_come_is_an_error_that_names_the_store(rl: Any, store: str) -> None:
