@@ -34,9 +34,7 @@ EXPECTED = {
     "receive_weight_batches": (),
 }
 """Methods of NeMo-RL's CheckpointEngine, with their parameters: all of them are here."""
-
 _SCALES = ("_scale", "_scale_2", "_scale_inv")
-Batch = list[tuple[str, Any]]
 
 
 class GymfastEngine:
@@ -64,11 +62,10 @@ class GymfastEngine:
     ) -> None:
         """Batches of at most `bucket_size` bytes (or one tensor) go to `device`, the GPU if None.
 
-        `timeout_s` bounds the wait for the version of a refit. `is_layout_plain` is the promise
-        that vLLM keeps experts and scales as the checkpoint has them.
-        `release_after_refit` is read by NeMo-RL: a handshake before each refit.
-        Raises ValueError for settings that are unknown or missing, GymfastError for an unknown
-        NeMo-RL.
+        `timeout_s` bounds the wait for the version of a refit. `is_layout_plain` promises that vLLM
+        keeps experts and scales as the checkpoint has them. `release_after_refit` is read by
+        NeMo-RL: a handshake before each refit.
+        Raises ValueError for unknown or missing settings, GymfastError for an unknown NeMo-RL.
         """
         base: Any = require_class(_MODULE, "CheckpointEngine", EXPECTED)
         if new := sorted(base.__abstractmethods__ - EXPECTED.keys()):
@@ -145,12 +142,12 @@ class GymfastEngine:
             raise ChainError(f"version {version} was agreed on, {report.version} was committed")
         self._next = version + 1
 
-    async def receive_weight_batches(self) -> AsyncGenerator[Batch, None]:
+    async def receive_weight_batches(self) -> AsyncGenerator[list[tuple[str, Any]], None]:
         """The tensors to load: those that changed since the last refit, all where that is unknown.
 
-        NeMo-RL loads each batch into the live parameters, with vLLM's own loader. Raises
-        DeadlineError if the version does not come, CoverageError for tensors that would be loaded
-        wrongly, ChainError without a handshake, and what `Subscriber.pull` raises.
+        NeMo-RL loads each batch into the live parameters. Raises DeadlineError if the version does
+        not come, CoverageError for tensors that would be loaded wrongly, ChainError without a
+        handshake, and what `Subscriber.pull` raises.
         """
         import torch
 

@@ -61,10 +61,7 @@ def main() -> None:
 
 
 def install() -> None:
-    """Puts gymfast in the place of SkyRL's `delta` in this process, that of a worker.
-
-    Raises GymfastError for an unknown SkyRL.
-    """
+    """Puts gymfast in the place of SkyRL's `delta` in this worker process. Raises GymfastError."""
     require_class(_MODULE, "DeltaWeightTransferSender", SENDER)
     replace_class(_MODULE, "DeltaTransferStrategy", STRATEGY, make_strategy)
 
@@ -100,8 +97,7 @@ class InitInfo:
 def create_init_info(ie_cfg: Any, **others: object) -> InitInfo:
     """Store and run from `delta_weight_sync.sync_dir`: the run is the last part of the path.
 
-    Raises ValueError for settings that do not fit, MissingDependencyError for a store that is not
-    in this build.
+    Raises ValueError for settings that do not fit, and what `open_store` raises.
     """
     del others
     sync_dir = getattr(ie_cfg.delta_weight_sync, "sync_dir", "")
@@ -180,20 +176,14 @@ class GymfastSender:
             if reset_prefix_cache:
                 await client.reset_prefix_cache(reset_running_requests=True)
         except Exception as error:
-            await _end_session(client)
+            # SkyRL's engines refuse an update while an earlier one is open.
+            ended = await asyncio.gather(client.finish_weight_update(), return_exceptions=True)
+            _log.warning("version %d: %s; closing the update: %s", version, error, ended[0])
             raise ChainError(
                 f"version {version} is published, but not every engine took it: {error}; "
                 "generation stays paused until a weight sync succeeds"
             ) from error
         await client.resume_generation()
-
-
-async def _end_session(client: Any) -> None:
-    """SkyRL's engines refuse an update while an earlier one was not ended."""
-    try:
-        await client.finish_weight_update()
-    except Exception as error:  # noqa: BLE001 - the caller raises the first failure
-        _log.warning("the failed weight update was not ended on every engine: %s", error)
 
 
 def _with_hook(init: Any) -> Any:
