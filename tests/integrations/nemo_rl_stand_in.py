@@ -216,8 +216,11 @@ class CheckpointEngineWeightSynchronizer:
         finally:
             backend = self._config["backend"]
             if self._config["engine_kwargs"][backend]["release_after_refit"]:
-                get(self._call("finalize_checkpoint_engine"))
-                self._is_ready = False
+                self.shutdown()
+
+    def shutdown(self):
+        sys.modules["ray"].get(self._call("finalize_checkpoint_engine"))
+        self._is_ready = False
 
 
 _STAND_IN = {

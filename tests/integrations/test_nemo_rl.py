@@ -282,6 +282,20 @@ def test_without_a_new_handshake_a_failed_refit_is_not_repeated(job: Job) -> Non
         job.refit(Q)
 
 
+def test_after_finalize_both_ends_wait_for_a_handshake(job: Job) -> None:
+    job.refit()
+    job.sync.shutdown()
+    stream = iter(job.weights.items())
+    with pytest.raises(ChainError, match="do not agree on a version"):
+        asyncio.run(job.policy_ranks[0].checkpoint_engine.send_weights(stream))
+    assert list(stream) == []  # other ranks take part in making each tensor
+    with pytest.raises(ChainError, match="do not agree on a version"):
+        _received(job.engines[0].ranks[0].checkpoint_engine)
+    job.refit(Q)
+    assert job.loaded() == [[Q]] * 4
+    assert job.is_live()
+
+
 def test_a_policy_that_fails_commits_nothing_and_the_refit_can_be_repeated(
     rl: Any, store: str
 ) -> None:
