@@ -125,7 +125,7 @@ INTEGRATIONS = (
         (f"policy.generation.refit_transport={_PACKAGE}.nemo_rl:GymfastEngine",),
     ),
     Integration(
-        *("TRL", "trl", ("trl",), "experimental/async_grpo/__init__.py", "1.16", "1.16"),
+        *("TRL", "trl", ("trl",), "experimental/async_grpo/__init__.py", "1.13", "1.16"),
         (f"weight_transfer={_PACKAGE}.trl.WeightTransfer(STORE, RUN, [SERVER, ...])",),
         imports="trl.experimental.async_grpo.async_grpo_trainer",
     ),
