@@ -22,6 +22,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 from integrations.fake_ranks import RankError, Ranks, SglangRank, VllmRank
 
+from gymfast.delta.hf_delta import pull
+from gymfast.errors import GymfastError
 from gymfast.integrations.engine_http import EngineHttp
 
 _TIMEOUT_S = 30.0
@@ -243,7 +245,7 @@ class SglangFrontEnd(FrontEnd):
 
     def do_pause_generation(self, body: Fields) -> Answer:
         self.is_paused = True
-        if body["mode"] == "abort":
+        if body.get("mode", "abort") == "abort":
             self.drain()
         elif body["mode"] == "retract":
             self.preempt()
@@ -271,6 +273,23 @@ class SglangFrontEnd(FrontEnd):
 
     def do_get_weights_by_name(self, body: Fields) -> Answer:
         return 200, self.ranks.call("weights", body["name"], body["truncate_size"])[0]
+
+    def do_pull_weights(self, body: Fields) -> Answer:
+        """What slime's image adds: the local checkpoint of this host follows the versions."""
+        folders = [Path(body[name]) for name in ("local", "base", "source")]
+        try:
+            pull(*folders, body["target_version"])
+        except GymfastError as error:
+            return self.failure(str(error))
+        return 200, {"success": True}
+
+    def do_flush_cache(self, body: Fields) -> Answer:
+        return (200, {"success": True}) if self.flush() else self.failure("pending requests")
+
+    def do_update_weights_from_disk(self, body: Fields) -> Answer:
+        self.ranks.call("load_checkpoint", body["model_path"])
+        self.set_version(body["weight_version"])
+        return self.do_flush_cache(body)
 
     def do_release_memory_occupation(self, body: Fields) -> Answer:
         self.flush()

@@ -87,9 +87,10 @@ class Fp8(nn.Module):
     def pack_in_place(self) -> None:
         self.weight.data.view(torch.uint8)[:] = self.pack("weight", self.weight).view(torch.uint8)
 
-    def unpack_in_place(self) -> None:
-        live = self.weight.data.view(torch.uint8)
-        live[self._rows] = live.clone()
+    def restore(self) -> None:
+        """Ready to be loaded: a packed weight is not, and what it held is gone."""
+        if self.quant_method is not None:
+            self.weight.data.view(torch.uint8).fill_(0xFF)
 
 
 class FakeModel(nn.Module):
@@ -120,9 +121,10 @@ class FakeModel(nn.Module):
         for layer in self.layers:
             layer.down_proj.pack_in_place()
 
-    def unpack(self) -> None:
+    def restore(self) -> None:
+        """What it does before a load, where that has to be whole."""
         for layer in self.layers:
-            layer.down_proj.unpack_in_place()
+            layer.down_proj.restore()
 
     def forward(self) -> bytes:
         return b"eager"

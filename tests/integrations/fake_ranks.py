@@ -17,6 +17,7 @@ import torch
 from integrations import sglang_stand_in, vllm_stand_in
 from integrations.fake_model import ARENA_BYTES, FakeModel, Graph, checkpoint, digests
 from integrations.sglang_stand_in import SchedulerWeightUpdaterManager, WeightUpdater
+from safetensors.torch import load_file
 
 from gymfast.integrations.sglang_plugin import begin_awake
 from gymfast.stores.filesystem import FileStore
@@ -61,6 +62,13 @@ class Rank:
         if gather:
             original = torch.distributed.all_gather_object
             _patches.setattr(torch.distributed, "all_gather_object", _failing(gather, original))
+
+    def load_checkpoint(self, folder: str) -> None:
+        """A dense load into the live model."""
+        self.model.restore()
+        for file in sorted(Path(folder).glob("*.safetensors")):
+            self.model.load_weights(load_file(file).items())
+        self.model.pack()
 
     def sleep(self, level: int) -> None:
         self.model.arena.sleep(level)
@@ -151,7 +159,7 @@ class SglangRank(Rank):
         begin = type(self.manager).begin_weight_update
         output = begin_awake(begin, self.manager, SimpleNamespace(selector="target"))
         if output.success:
-            self.model.unpack()
+            self.model.restore()
         return output.success, output.message
 
     def update(self, body: dict[str, Any], payload: bytes) -> tuple[bool, str]:
