@@ -125,7 +125,7 @@ INTEGRATIONS = (
         (f"policy.generation.refit_transport={_PACKAGE}.nemo_rl:GymfastEngine",),
     ),
     Integration(
-        *("TRL", "trl", ("trl",), "experimental/async_grpo/__init__.py", "1.16", "1.16"),
+        *("TRL", "trl", ("trl",), "experimental/async_grpo/__init__.py", "1.13", "1.16"),
         (f"weight_transfer={_PACKAGE}.trl.WeightTransfer(STORE, RUN, [SERVER, ...])",),
         imports="trl.experimental.async_grpo.async_grpo_trainer",
     ),
@@ -182,9 +182,12 @@ def check(integration: Integration) -> Finding:
         if integration.imports:
             importlib.import_module(integration.imports)
         getattr(importlib.import_module(integration.adapter), integration.check)()
-    except ImportError as error:
+    except GymfastError:
+        raise
+    except Exception as error:  # a framework raises anything while it is imported
         raise MissingDependencyError(
-            f"{integration.name} {finding.version} cannot be imported here: {error}"
+            f"{integration.name} {finding.version} cannot be imported here: "
+            f"{type(error).__name__}: {error}"
         ) from error
     if integration.plugin is not None and (detail := _missing(integration.plugin)):
         return Finding(integration, finding.version, Status.NO_PLUGIN, detail)

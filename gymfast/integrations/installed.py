@@ -12,7 +12,7 @@ from pathlib import Path
 
 from gymfast.integrations.rebind import commit_of
 
-_ASSIGNED = re.compile(r"""(?:^|[\s(,])(?:__version__|version)\s*=\s*["']([^"']+)["']""")
+_ASSIGNED = re.compile(r"""(?:^|[\s(,])(?:__version__|version)\s*=\s*["'](\d[^"']*)["']""")
 _PARTS = re.compile(r"^(MAJOR|MINOR|PATCH)\s*=\s*(\d+)", re.MULTILINE)  # of NeMo-RL
 _NUMBER = re.compile(r"\d+(?:\.\d+)+")
 _VERSION_FILES = (
@@ -39,13 +39,13 @@ class Installed:
 def find_installed(package: str, distributions: Sequence[str]) -> Installed | None:
     """The package as an import would find it, None if it would find none.
 
-    The version is that of the folder if it is a checkout, else that of the distribution.
+    The version is that of the folder if it is a checkout, else that of the distribution. A folder
+    of that name without an __init__.py is no package.
     """
     spec = find_spec(package)
-    places = [] if spec is None else list(spec.submodule_search_locations or ())
-    if not places:
+    if spec is None or spec.origin is None or not spec.submodule_search_locations:
         return None
-    folder = Path(places[0])
+    folder = Path(spec.submodule_search_locations[0])
     is_checkout = any((folder.parent / n).exists() for n in ("pyproject.toml", "setup.py", ".git"))
     texts = [_version_of_distribution(distributions), _version_in(folder)]
     version = next(filter(None, reversed(texts) if is_checkout else texts), "")

@@ -11,7 +11,8 @@ from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts
 FLAGGED = "the weights are not to be used, update them again"
 """How the text of an error says that the engine is flagged; the trainer's side looks for it."""
 
-_GROUPS = ("get_tp_group", "get_pcp_group", "get_pp_group")
+GROUPS = ("get_tp_group", "get_pcp_group", "get_pp_group")
+"""What of vLLM's parallel_state gives the groups of a rank, neighbours first."""
 
 
 class EngineRanks:
@@ -67,11 +68,13 @@ class EngineRanks:
             raise ChainError(f"{FLAGGED}: {self.failure}")
 
     def _is_teller(self) -> bool:
-        if self._config.world_size == 1 or self._config.distributed_executor_backend != "mp":
-            return True
-        return all(group.rank_in_group == group.world_size - 1 for group in self._groups())
+        if self._config.distributed_executor_backend == "external_launcher":
+            return True  # each rank has a caller of its own
+        return self._config.world_size == 1 or all(
+            group.rank_in_group == group.world_size - 1 for group in self._groups()
+        )
 
     def _groups(self) -> list[Any]:
         from vllm.distributed import parallel_state
 
-        return [getattr(parallel_state, name)() for name in _GROUPS]
+        return [getattr(parallel_state, name)() for name in GROUPS]

@@ -80,7 +80,8 @@ def test_a_check_that_succeeds_prints_all_flags(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gymfast: Gymfast
 ) -> None:
     (tmp_path / "slime" / "backends" / "megatron_utils").mkdir(parents=True)
-    (tmp_path / "slime" / "backends" / "megatron_utils" / "actor.py").touch()
+    for file in ("__init__.py", "backends/megatron_utils/actor.py"):
+        (tmp_path / "slime" / file).touch()
     (tmp_path / "setup.py").write_text('setup(name="slime", version="0.3.1")')
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr("gymfast.integrations.slime.require_class", lambda *_: object)

@@ -23,7 +23,10 @@ pytestmark = pytest.mark.timeout(600)
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Versions that differ in all tensors, but for one that changes a tensor of a fused layer."""
+    """Versions that differ in all tensors, but for one that changes a tensor of a fused layer.
+
+    The trainer was restarted before version 6.
+    """
     config = Qwen3Config(
         vocab_size=512,
         hidden_size=128,
@@ -38,6 +41,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     run = Run(tmp_path_factory.mktemp("http"), config)
     for version in range(1, NUM_VERSIONS):
         few = ["model.layers.1.self_attn.q_proj.weight"]
+        if version == 6:
+            run.restart()
         run.publish(few if version == 2 else list(run.weights))
     return run
 
@@ -100,7 +105,7 @@ def test_a_server_follows_a_run_over_http(
 
         assert server.call("/pause?mode=wait", {})[0] == 200  # a trainer that is killed here
         assert server.call("/start_weight_update", {})[0] == 200
-        another = VLLMClient(server.url)
+        another = VLLMClient(server.url)  # that of the next one
         another.pull(follow, 6)
         assert server.tokens(ALL_PROMPTS) == expected[6] and server.version == "6"
 

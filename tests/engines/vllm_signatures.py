@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from inspect import getsource, signature
 
 import pytest
 import torch
 import vllm
 from integrations import vllm_stand_in as stand_in
+from vllm.config import ParallelConfig
 from vllm.device_allocator import cumem
+from vllm.distributed import parallel_state
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferEngine
 from vllm.model_executor.model_loader import reload
@@ -16,6 +19,7 @@ from vllm.model_executor.model_loader.reload import layerwise
 
 from gymfast.integrations.catalogue import INTEGRATIONS, Status, check, find
 from gymfast.integrations.vllm import GymfastEngine, check_api
+from gymfast.integrations.vllm_ranks import GROUPS
 
 IS_24 = vllm.__version__.startswith("0.24.")
 ENGINE = stand_in.Engine24 if IS_24 else stand_in.Engine32
@@ -56,6 +60,14 @@ def test_the_factory_registers_the_same_way() -> None:
 def test_the_reload_is_called_the_same_way(name: str) -> None:
     real = reload.finalize_layerwise_processing if "finalize" in name else getattr(reload, name)
     assert parameters(getattr(stand_in, name)) == parameters(real)
+
+
+def test_ranks_find_each_other() -> None:
+    for name in GROUPS:
+        assert not signature(getattr(parallel_state, name)).parameters
+    assert {"world_size", "distributed_executor_backend"} <= {
+        f.name for f in fields(ParallelConfig)
+    }
 
 
 def test_the_record_of_a_module_has_the_same_fields() -> None:

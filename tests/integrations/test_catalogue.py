@@ -169,7 +169,11 @@ def test_a_variable_may_leave_the_plugin_out(
         ("version.txt", "0.11.0\n", "0.11.0"),
         ("slime/version/version", "0.9.1\n", "0.9.1"),
         ("slime/__init__.py", '__version__ = "0.3.0"\n', "0.3.0"),
-        ("slime/package_info.py", 'MAJOR = 0\nMINOR = 6\nPATCH = 0\nPRE_RELEASE = ""\n', "0.6.0"),
+        (
+            "slime/package_info.py",
+            'MAJOR = 0\nMINOR = 6\nPATCH = 0\n__version__ = ".".join(map(str, VERSION))\n',
+            "0.6.0",
+        ),
         ("pyproject.toml", '[project]\ndynamic = ["version"]\n', "1.2"),
     ],
 )
@@ -205,9 +209,16 @@ def test_the_check_tells_what_differs(place: Place) -> None:
 def test_the_check_tells_what_the_framework_needs(place: Place) -> None:
     place.vllm("0.32.0")
     place.gymfast()
-    place.write("vllm/distributed/__init__.py", "import a_kernel_that_is_missing")
-    with pytest.raises(MissingDependencyError, match=r"vLLM 0.32.0 cannot be .*a_kernel_that_is"):
-        check(VLLM)
+    for text in ("import a_kernel_that_is_missing", "raise OSError('no a_kernel_that_is_here')"):
+        place.write("vllm/distributed/__init__.py", text)
+        importlib.invalidate_caches()
+        with pytest.raises(MissingDependencyError, match=r"vLLM 0.32.0 cannot .*a_kernel_that_is"):
+            check(VLLM)
+
+
+def test_a_folder_of_the_name_is_no_package(place: Place) -> None:
+    place.write("slime/notes.txt")
+    assert find(BY_NAME["slime"]).status is Status.NOT_INSTALLED
 
 
 @pytest.mark.parametrize("new", [True, False], ids=["0.5.16", "0.5.12"])
@@ -271,13 +282,8 @@ def test_the_entry_points_are_those_of_the_project() -> None:
             assert callable(found.load())
 
 
-def test_every_adapter_is_there_with_its_check_and_its_page() -> None:
-    missing = {integration.package for integration in INTEGRATIONS} - {
-        file.stem for file in (ROOT / "gymfast" / "integrations").glob("*.py")
-    }
-    assert missing <= {"verl", "nemo_rl", "trl", "skyrl", "openrlhf"}
-    for integration in INTEGRATIONS:
-        if integration.package not in missing:
-            source = (ROOT / "gymfast" / "integrations" / f"{integration.package}.py").read_text()
-            assert f"\ndef {integration.check}() -> None:" in source
-            assert (ROOT / integration.page).is_file()
+@pytest.mark.parametrize("integration", INTEGRATIONS, ids=lambda i: i.package)
+def test_every_adapter_is_there_with_its_check_and_its_page(integration: Integration) -> None:
+    text = (ROOT / "gymfast" / "integrations" / f"{integration.package}.py").read_text()
+    assert f"\ndef {integration.check}() -> None:" in text
+    assert (ROOT / integration.page).is_file()

@@ -199,6 +199,34 @@ class Model(nn.Module):
         return live
 
 
+class PlainModel(Model):
+    """A model whose parameters are the tensors of a checkpoint, nothing fused."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        nn.Module.__init__(self)
+        for name, shape in shapes.items():
+            *path, last = name.split(".")
+            module: nn.Module = self
+            for part in path:
+                if not hasattr(module, part):
+                    module.add_module(part, nn.Module())
+                module = getattr(module, part)
+            module.register_parameter(last, _parameter(*shape))
+        self.tell, self.fails_at = True, 0
+        self.calls: list[list[str]] = []
+
+    def forward(self) -> torch.Tensor:
+        return torch.stack([parameter.sum() for parameter in self.parameters()]).sum()
+
+    def _load(self, name: str, tensor: torch.Tensor) -> str:
+        parameter = self.get_parameter(name)
+        parameter.data.copy_(tensor)
+        info = getattr(parameter, "counted_by", None)
+        if info is not None:
+            info.load_numel += tensor.numel()
+        return name
+
+
 def checkpoint(seed: int = 0, size: int = 8, num_layers: int = 2) -> dict[str, torch.Tensor]:
     """Random tensors under the names of a checkpoint of Model."""
     generator = torch.Generator().manual_seed(seed)
