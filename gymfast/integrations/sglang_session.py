@@ -52,7 +52,8 @@ class Session:
                 return
             if begun.code == 404:  # the loader refuses if there is anything to unpack
                 return
-        self._http.require("/continue_generation", {})
+        if begun.code < 500:  # else a proxy answered: it may be half done
+            self._http.require("/continue_generation", {})
         raise ChannelError(
             f"{self._http.url} cannot make its weights loadable, the answer was {begun.code}: "
             f"{begun.text}; gymfast knows SGLang 0.5.12 to 0.5.23"

@@ -62,8 +62,14 @@ def main() -> None:
 
 def install() -> None:
     """Puts gymfast in the place of SkyRL's `delta` in this worker process. Raises GymfastError."""
-    require_class(_MODULE, "DeltaWeightTransferSender", SENDER)
+    check_api()
     replace_class(_MODULE, "DeltaTransferStrategy", STRATEGY, make_strategy)
+
+
+def check_api() -> None:
+    """Raises GymfastError if the delta sync of this SkyRL is not the known one."""
+    require_class(_MODULE, "DeltaWeightTransferSender", SENDER)
+    require_class(_MODULE, "DeltaTransferStrategy", STRATEGY)
 
 
 def make_strategy(base: Any) -> type:
@@ -85,27 +91,23 @@ class InitInfo:
     override_existing_receiver: bool
 
     def for_servers(self, world_size_per_server: int, num_servers: int, dp_size: int) -> list[Any]:
-        """One for each server."""
         del world_size_per_server, dp_size
         return [self] * num_servers
 
     def to_api_payload(self) -> dict[str, Any]:
-        """The init info of our engine in vLLM."""
         return asdict(self.follow)
 
 
-def create_init_info(ie_cfg: Any, **others: object) -> InitInfo:
+def create_init_info(ie_cfg: Any, **_others: object) -> InitInfo:
     """Store and run from `delta_weight_sync.sync_dir`: the run is the last part of the path.
 
     Raises ValueError for settings that do not fit, and what `open_store` raises.
     """
-    del others
     sync_dir = getattr(ie_cfg.delta_weight_sync, "sync_dir", "")
     store, _, run = sync_dir.rstrip("/").rpartition("/")
     if not store or not run:
         raise ValueError(
-            f"{_SETTINGS}.delta_weight_sync.sync_dir is {sync_dir!r}, expected FOLDER/RUN, where "
-            "trainer and engines share the folder"
+            f"{_SETTINGS}.delta_weight_sync.sync_dir is {sync_dir!r}, expected FOLDER/RUN"
         )
     open_store(store)
     transfer = (ie_cfg.engine_init_kwargs or {}).get("weight_transfer_config")

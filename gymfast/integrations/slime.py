@@ -16,10 +16,11 @@ from gymfast.errors import GymfastError
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
 from gymfast.integrations.patience import Patience
 from gymfast.integrations.rank_encoder import Add
-from gymfast.integrations.rebind import replace_class
+from gymfast.integrations.rebind import replace_class, require_class
 from gymfast.integrations.store_mirror import StoreMirror
 
 _MODULE = "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta"
+_CLASS = "UpdateWeightFromDiskDelta"
 _CONSTRUCTOR = ("args", "model", "weights_getter", "model_name", "quantization_config")
 _CONNECT = (
     *("rollout_engines", "rollout_engine_lock"),
@@ -49,7 +50,12 @@ def install(args: Any) -> None:
             "of delta: set it (with --update-weight-transport disk), or leave "
             "--custom-megatron-init-path out"
         )
-    replace_class(_MODULE, "UpdateWeightFromDiskDelta", EXPECTED, make_updater)
+    replace_class(_MODULE, _CLASS, EXPECTED, make_updater)
+
+
+def check_api() -> None:
+    """Raises GymfastError if the updater of this slime is not the known one."""
+    require_class(_MODULE, _CLASS, EXPECTED)
 
 
 def post_write(args: Any, path: str, engines: Sequence[Any]) -> None:  # noqa: ARG001 - of slime

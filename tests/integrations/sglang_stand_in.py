@@ -66,9 +66,9 @@ class WeightExporter:
 
 def install_sglang(world_size: int = 1, cpu_group: Any = None) -> dict[str, types.ModuleType]:
     """Modules for `from sglang.srt.distributed import get_tp_group`, not yet in sys.modules."""
-    modules = {
-        name: types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.distributed")
-    }
+    names = ("", ".srt", ".srt.distributed", ".srt.managers", ".srt.managers.io_struct")
+    modules = {f"sglang{name}": types.ModuleType(f"sglang{name}") for name in names}
+    modules["sglang.srt.managers.io_struct"].BeginWeightUpdateReqOutput = types.SimpleNamespace
     group = types.SimpleNamespace(world_size=world_size, cpu_group=cpu_group)
     modules["sglang.srt.distributed"].get_tp_group = lambda: group
     return modules
@@ -79,7 +79,11 @@ class SchedulerWeightUpdaterManager:
 
     def __init__(self, updater: WeightUpdater, scheduler: Scheduler) -> None:
         self.updater, self.scheduler = updater, scheduler
+        self.tp_worker = types.SimpleNamespace(
+            model_runner=types.SimpleNamespace(weight_updater=updater)
+        )
         self.is_open = False
+        self.offload_tags: set[str] = set()  # what a sleep released
 
     def begin_weight_update(self, recv_req: Any) -> Any:
         if self.is_open:
