@@ -84,14 +84,11 @@ class CanonicalCopy:
         """
         self._require_subscriber(version).wait_until_visible(version, timeout_s)
 
-    def pull(self, version: int, *, wait_s: float = 0.0) -> None:
+    def pull(self, version: int) -> None:
         """Makes the copy hold exactly that version of the run.
 
-        `wait_s` is how long it may take to become visible here. Raises ChainError if no run is
-        followed, DeadlineError after that wait, and what `Subscriber.pull` raises.
+        Raises ChainError if no run is followed, and what `Subscriber.pull` raises.
         """
-        if wait_s:
-            self.wait(version, wait_s)
         report = self._require_subscriber(version).pull(version)
         if report.version != version:  # ranks of an engine must not differ
             raise ChainError(f"version {version} is asked for, the run gave {report.version}")

@@ -174,11 +174,11 @@ class Rollout(CheckpointEngineWorker):
             copy.pull = die if what == "die" else fail
 
 
-def fail(version: int, *, wait_s: float) -> None:
+def fail(version: int) -> None:
     raise OSError("injected: the disk is full")
 
 
-def die(version: int, *, wait_s: float) -> None:
+def die(version: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
