@@ -17,7 +17,7 @@ from typing import Any
 
 from gymfast.errors import ChainError
 from gymfast.integrations.engines import Engines
-from gymfast.integrations.ranks import Ranks
+from gymfast.integrations.ranks import torch_ranks
 from gymfast.integrations.rebind import replace_class, require_class
 from gymfast.integrations.run_stream import RunStream, drain
 from gymfast.integrations.update_request import InitRequest
@@ -137,7 +137,7 @@ def _sync(trainer: Any, follow: InitRequest, open_run: Callable[[], Publisher]) 
     import ray
     import torch
 
-    ranks = Ranks(torch.distributed.get_rank(), _gather)
+    ranks = torch_ranks()
     torch.cuda.empty_cache()
     with ranks.together("the sync of weights"):
         tensors = _gathered(trainer)
@@ -166,14 +166,6 @@ def _gathered(trainer: Any) -> Iterator[tuple[str, Any]]:
             whole = deepspeed.zero.GatheredParameters([parameter], enabled=flags.zero_stage == 3)
         with whole:
             yield name, parameter.data
-
-
-def _gather(value: object) -> list[Any]:
-    import torch
-
-    values: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(values, value)
-    return values
 
 
 if __name__ == "__main__":

@@ -135,6 +135,23 @@ def test_a_flagged_server_stays_paused_until_it_was_updated(
         assert (seen["weights"], seen["is_paused"]) == (weights_of(trainer), False)
 
 
+def test_R04_R05_all_that_changed_since_the_last_sync_arrives(
+    model: Any, servers: list[Server], urls: list[str], store: str
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+    tensors = {n: torch.randn(s, generator=rng) for n, s in TRL.shapes_of(model).items()}
+    transfer = WeightTransfer(store, "run", urls)
+    transfer.send_weights(tensors.items())
+    for count in range(3):  # steps that touch other elements each
+        for tensor in tensors.values():
+            tensor.view(-1)[count::5] += 1.0
+    for tensor in tensors.values():
+        tensor.clamp_(-1.5, 1.5)  # by hand, not by an optimizer
+    transfer.send_weights(tensors.items())
+    for server in servers:
+        assert server.seen()["weights"] == digests(tensors.items())
+
+
 def test_R79_the_words_of_the_server_reach_the_trainer(urls: list[str], store: str) -> None:
     transfer = WeightTransfer(store, "run", urls)
     transfer.init_weight_transfer()
