@@ -132,6 +132,7 @@ def pull(local: str, base: str, source: str, target: int) -> None:
     if not state.exists():
         shutil.copytree(base, folder, dirs_exist_ok=True)
         _note(state, 0)
+    (state.parent / "lock").touch()
     for number in range(int(json.loads(state.read_text())["version"]) + 1, target + 1):
         changed = apply_version(
             Path(source) / f"weight_v{number:06d}", number, read_tensors(folder)
