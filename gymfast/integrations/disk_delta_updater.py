@@ -10,6 +10,7 @@ from typing import Any
 from gymfast.delta.state import num_threads
 from gymfast.integrations.delta_stream import DeltaStream, StreamSettings
 from gymfast.integrations.delta_sync import DeltaSync, Pause, Trainer
+from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.engines import Engines
 from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.ranks import Ranks
@@ -25,6 +26,7 @@ class Framework:
     gloo_group: Callable[[], Any]
     load_function: Callable[[str], Any]
     walk: Callable[[Any, Add], None]  # self, add
+    address: Address
     pause: Callable[[Any], Pause] = lambda _: Pause()  # args
     loads_base: Callable[[Any], bool] = lambda _: False  # args
 
@@ -78,6 +80,7 @@ def derive_updater(base: Any, framework: Framework) -> type:
                 local_checkpoint=args.update_weight_local_checkpoint_dir,
                 hook=hook and (lambda path: hook(args, path, list(self.rollout_engines))),
                 pause=framework.pause(args),
+                address=framework.address,
                 loads_base=framework.loads_base(args),
             )
 

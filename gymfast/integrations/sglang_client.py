@@ -61,6 +61,11 @@ class SGLangClient:
         self._http = EngineHttp(url, api_key=api_key, timeout_s=timeout_s)
         self._pause, self._piece_bytes = pause, piece_bytes
 
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        return self._http.url
+
     def pull(self, follow: InitRequest, version: int, *, is_full: bool = False) -> Status:
         """What the engine did to take a version of a run; `is_full` heals a flagged engine.
 
