@@ -28,6 +28,7 @@ class StreamSettings:
     algorithm: str
     threads: int
     host_memory_bytes: int | None
+    snapshot: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class DeltaStream:
         self.settings = settings
         self._ranks = ranks
         self._budget = HostBudget(settings.host_memory_bytes)
-        self._snapshot = RankSnapshot(settings.encoding, settings.algorithm, self._budget)
+        self._snapshot = RankSnapshot(
+            settings.encoding, settings.algorithm, self._budget, settings.snapshot
+        )
         self._shared: set[str] = set()
         self.open: OpenVersion | None = None
 
@@ -81,6 +84,7 @@ class DeltaStream:
             base = Checkpoint.open(self.settings.base)
         with base, self._ranks.together("reading the base"):
             walk_all(walk, lambda name, value: snapshot.seed(name, value, base))
+            snapshot.seeded()
         names = self._ranks.gather(snapshot.names)
         others = (them for rank, them in enumerate(names) if rank != self._ranks.rank)
         self._shared = set(snapshot.names).intersection(chain.from_iterable(others))
