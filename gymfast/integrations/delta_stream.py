@@ -108,6 +108,7 @@ class DeltaStream:
             file_bytes = self._write_files(number, path, stored)
         except BaseException:
             self._budget.held_bytes = held_bytes
+            self._snapshot.abandon()
             raise
         frame_bytes = self._budget.held_bytes - held_bytes
         self.open = OpenVersion(number, path, encoded.changes, frame_bytes)
@@ -125,6 +126,7 @@ class DeltaStream:
         """Forgets the open version: the next one is against what was promoted last."""
         assert self.open is not None, "no version is open"
         self._budget.give(self.open.frame_bytes)
+        self._snapshot.abandon()
         self.open = None
 
     def _write_files(self, number: int, path: Path, stored: dict[str, Stored]) -> int:

@@ -170,6 +170,10 @@ class RankSnapshot:
         for job in jobs:
             job.result()
 
+    def abandon(self) -> None:
+        """Forgets what was taken and is not promoted."""
+        self._frames.clear()
+
     def _host_bytes(self, name: str) -> int:
         size = self._tensors[name].size
         is_pinned = self._is_pinned and name in self._twins

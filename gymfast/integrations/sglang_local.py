@@ -85,10 +85,7 @@ class LocalCheckpoint:
         return version_name(self._version.number) if self._open is not None else ""
 
     def changed(self) -> list[str]:
-        """Names that versions after the loaded one mention; all where that is not known.
-
-        Raises FormatError, ChainError for a damaged version.
-        """
+        """Names that versions after the loaded one mention; all where that is not known."""
         wanted, loaded = self._version, self._loaded
         if loaded is None or not _follows(loaded, wanted):
             return list(self.names)
