@@ -16,7 +16,7 @@ from gymfast.errors import ChainError, ChannelError
 from gymfast.integrations.engines import Engines
 from gymfast.integrations.sglang_client import FlaggedError, SGLangClient
 from gymfast.integrations.sglang_messages import LOADER, LocalVersion
-from gymfast.integrations.sglang_session import Session
+from gymfast.integrations.sglang_session import RefusedError, Session
 
 _TIMEOUT_S = 1800.0  # of one call: a load of everything is one
 _log = logging.getLogger(__name__)
@@ -111,7 +111,7 @@ class EngineLoads:
         version = LocalVersion(settings.checkpoint, settings.source, self._run, number)
         try:
             session.begin()
-        except ChannelError as error:
+        except RefusedError as error:
             raise _RefusedError(str(error)) from error
         try:
             status = client.load_local(session, version, flush_cache=settings.flushes_cache)
