@@ -87,5 +87,6 @@ def test_json_has_the_numbers_behind_the_cells(gymfast: Gymfast) -> None:
 
 @pytest.mark.parametrize("option", ["--wan-gbps=0", "--rtt-ms=-1", "--saved=1", "--tcp-gbps=nan"])
 def test_impossible_networks_are_refused(gymfast: Gymfast, option: str) -> None:
-    result = gymfast("table", option, code=2)
+    result = gymfast("table", option)
+    assert result.code == 2
     assert "expected" in result.err
