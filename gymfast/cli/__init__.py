@@ -25,6 +25,7 @@ COMMANDS = {
     "env": "Show every GYMFAST_* variable: value and origin.",
     "hf-delta": "Version directories as slime, miles and SGLang read them.",
     "serve-pull": "Serve the pull endpoint of an engine over HTTP.",
+    "plan": "Plan a weight transfer and predict its time.",
     "table": "What a weight sync costs, as published and corrected.",
     "sync": "Publish versions of a run, follow them, check and clean a store.",
 }

@@ -66,24 +66,26 @@ def best_bucket(
     ack_s: float = 0.0,
     limits: tuple[int, int] = (16 << 20, 1 << 30),
     alignment: int = 1 << 20,
+    slack_ratio: float = 0.005,
 ) -> int:
-    """The bucket in bytes, within the limits, with the shortest pipeline_s.
+    """The smallest bucket in bytes, within the limits, whose pipeline_s is about the shortest.
 
-    A multiple of `alignment`; the smallest of equals. Raises ValueError as pipeline_s does.
+    About: longer by `slack_ratio` at most; the optimum is flat, and buckets take memory. A
+    multiple of `alignment`. Raises ValueError as pipeline_s does.
     """
     low, high = limits
     _check(low, stages, depth)
-    # The sum of a falling and a rising term: halving the interval in powers finds the valley.
     candidates = {low, high}
     steps = 64
     for i in range(steps + 1):
         size = low * (high / low) ** (i / steps)
         candidates.add(min(high, max(low, round(size / alignment) * alignment)))
 
-    def seconds(size: int) -> tuple[float, int]:
-        return pipeline_s(num_bytes, size, stages, depth=depth, ack_s=ack_s), size
-
-    return min(candidates, key=seconds)
+    seconds = {
+        size: pipeline_s(num_bytes, size, stages, depth=depth, ack_s=ack_s) for size in candidates
+    }
+    limit_s = min(seconds.values()) * (1 + slack_ratio)
+    return min(size for size, time_s in seconds.items() if time_s <= limit_s)
 
 
 def _check(bucket_bytes: float, stages: Sequence[Stage], depth: int) -> None:

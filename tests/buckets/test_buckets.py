@@ -54,9 +54,7 @@ def test_packing_and_unpacking_gives_every_tensor_back(
 
 
 @given(TENSORS, BUCKETS)
-def test_I81_a_piece_of_any_dtype_is_aligned(
-    tensors: list[BucketTensor], bucket_bytes: int
-) -> None:
+def test_a_piece_of_any_dtype_is_aligned(tensors: list[BucketTensor], bucket_bytes: int) -> None:
     plan = BucketPlan(tensors, bucket_bytes)
     for number in range(plan.num_buckets):
         last_end = 0
@@ -90,7 +88,7 @@ def test_R76_positions_beyond_four_gigabytes_are_exact() -> None:
 
 
 @pytest.mark.parametrize("tensors", [[], [tensor("a", 0)], [tensor("a", 0), tensor("b", 0)]])
-def test_R74_nothing_to_send_is_a_plan_without_buckets(tensors: list[BucketTensor]) -> None:
+def test_I55_R74_nothing_to_send_is_a_plan_without_buckets(tensors: list[BucketTensor]) -> None:
     plan = BucketPlan(tensors, 256)
     assert (plan.num_buckets, plan.num_bytes) == (0, 0)
     with pytest.raises(IndexError, match="bucket 0 is asked for, the plan has 0"):

@@ -73,7 +73,7 @@ def test_the_best_bucket_is_that_of_the_closed_formula() -> None:
     stages = [Stage(f"s{i}", 300e-6, 6.25e9) for i in range(3)]
     num_bytes = 16.381e9
     expected = math.sqrt(num_bytes * 300e-6 * 6.25e9 / 2)
-    found = best_bucket(num_bytes, stages, depth=3)
+    found = best_bucket(num_bytes, stages, depth=3, slack_ratio=0)
     assert found == pytest.approx(expected, rel=0.05)
     best_s = (math.sqrt(num_bytes / 6.25e9) + math.sqrt(2 * 300e-6)) ** 2
     assert pipeline_s(num_bytes, found, stages, depth=3) == pytest.approx(best_s, rel=1e-3)
@@ -83,7 +83,15 @@ def test_the_best_bucket_stays_within_its_limits() -> None:
     stage = [Stage("link", 0, 1e9), Stage("load", 0, 1e9)]
     assert best_bucket(1e12, stage) == 16 << 20
     slow = [Stage("link", 1.0, 1e9), Stage("load", 1.0, 1e9)]
-    assert best_bucket(1e12, slow) == 1 << 30
+    assert best_bucket(1e12, slow, slack_ratio=0) == 1 << 30
+
+
+def test_a_bucket_a_little_slower_may_be_much_smaller() -> None:
+    stages = [Stage(f"s{i}", 300e-6, 6.25e9) for i in range(3)]
+    exact, small = (best_bucket(16.381e9, stages, slack_ratio=ratio) for ratio in (0, 0.005))
+    assert small < exact / 1.5
+    times = [pipeline_s(16.381e9, size, stages) for size in (exact, small)]
+    assert times[1] <= times[0] * 1.005
 
 
 def test_nothing_takes_no_time_and_nonsense_is_refused() -> None:
