@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   gymfast plan Qwen3-8B --train 1x8:H100 --engines 1x8:H100
-  gymfast plan Kimi-K2.6 --format int4 --train 16x8:H200 \\
-      --engines 8x8:H200 --nodes-per-engine 2
+  gymfast plan Kimi-K2.6 --format int4 --train 16x8:H200 --engines 8x8:H200
   gymfast plan GLM-4.7 --train 4x8:B200 --engines 2x8:B200 --net wan
 """
 
