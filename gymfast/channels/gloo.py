@@ -1,4 +1,4 @@
-"""The channel over gloo, which torch brings along: for groups that have torch, and for comparison."""
+"""The channel over gloo, which torch brings along; mainly for comparison."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class GlooChannel(ThreadedChannel):
             self._broadcast(size.view(np.uint8), slot.root, deadline_s)
             if size[0] != len(slot.memory):
                 raise ChannelError(
-                    f"rank {slot.root} sends {size[0]} bytes, {len(slot.memory)} are expected here: "
+                    f"rank {slot.root} sends {size[0]} bytes, {len(slot.memory)} are expected: "
                     "the ranks have different plans",
                     (slot.root,),
                 )
