@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
-from gymfast.errors import ChainError
+from gymfast.errors import ChainError, ChannelError
 from gymfast.integrations.engines import Engines
 from gymfast.integrations.sglang_client import FlaggedError, SGLangClient
 from gymfast.integrations.sglang_messages import LOADER, LocalVersion
