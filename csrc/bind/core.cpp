@@ -243,13 +243,16 @@ nb::tuple parse_frame(nb::handle buffer) {
 
 using ZstdFunction = decltype(&gymfast::zstd_xor_frame);
 
+void require_same_size(const U8In& old_bytes, const U8In& new_bytes) {
+  if (old_bytes.size() == new_bytes.size()) return;
+  throw nb::value_error(("old has " + std::to_string(old_bytes.size()) + " bytes, new has " +
+                         std::to_string(new_bytes.size()))
+                            .c_str());
+}
+
 nb::bytes zstd_frame(ZstdFunction make_frame, const U8In& old_bytes, const U8In& new_bytes,
                      std::size_t threads) {
-  if (old_bytes.size() != new_bytes.size()) {
-    throw nb::value_error(("old has " + std::to_string(old_bytes.size()) + " bytes, new has " +
-                           std::to_string(new_bytes.size()))
-                              .c_str());
-  }
+  require_same_size(old_bytes, new_bytes);
   const gymfast::Kernels& active = kernels();
   gymfast::ZstdFrame frame;
   {
@@ -257,6 +260,31 @@ nb::bytes zstd_frame(ZstdFunction make_frame, const U8In& old_bytes, const U8In&
     frame = make_frame(active, old_bytes.data(), new_bytes.data(), old_bytes.size(), threads);
   }
   return make_bytes(frame.num_bytes(), [&](std::uint8_t* to) { frame.write(to); });
+}
+
+std::tuple<nb::bytes, std::size_t> zstd_xor_part(const U8In& old_bytes, const U8In& new_bytes,
+                                                 std::size_t start, std::size_t end,
+                                                 std::size_t threads) {
+  require_same_size(old_bytes, new_bytes);
+  const std::size_t size = new_bytes.size();
+  const auto is_edge = [&](std::size_t at) {
+    return at == size || (at < size && at % gymfast::kZstdPartBytes == 0);
+  };
+  if (!is_edge(start) || !is_edge(end) || start > end || (start == end && size != 0)) {
+    throw nb::value_error(("a part from " + std::to_string(start) + " to " + std::to_string(end) +
+                           " of " + std::to_string(size) + " bytes: edges are multiples of " +
+                           std::to_string(gymfast::kZstdPartBytes) + ", or the end")
+                              .c_str());
+  }
+  const gymfast::Kernels& active = kernels();
+  gymfast::ZstdFrame frame;
+  {
+    nb::gil_scoped_release release;
+    frame = gymfast::zstd_xor_part(active, old_bytes.data(), new_bytes.data(), size, start, end,
+                                   threads);
+  }
+  return {make_bytes(frame.num_bytes(), [&](std::uint8_t* to) { frame.write(to); }),
+          frame.num_changed};
 }
 
 std::vector<std::string> cpu_targets() {
@@ -386,6 +414,11 @@ NB_MODULE(_core, m) {
       },
       "old"_a.noconvert(), "new"_a.noconvert(), "threads"_a = 1,
       "A standard zstd frame of old XOR new, made without a match search.");
+  m.attr("ZSTD_PART_BYTES") = gymfast::kZstdPartBytes;
+  m.def("zstd_xor_part", &zstd_xor_part, "old"_a.noconvert(), "new"_a.noconvert(), "start"_a,
+        "end"_a, "threads"_a = 1,
+        "What zstd_xor_frame has for the bytes from start to end, multiples of ZSTD_PART_BYTES or "
+        "the end, and how many of them differ.");
   m.def(
       "zstd_overwrite_frame",
       [](U8In old_bytes, U8In new_bytes, std::size_t threads) {

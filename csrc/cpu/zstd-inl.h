@@ -4,6 +4,12 @@ namespace gymfast {
 namespace GYMFAST_NAMESPACE {
 
 #if GYMFAST_LEVEL == 2
+constexpr std::size_t kPrefetchBytes = 4096;  // of each buffer, ahead of the scan
+
+inline void prefetch(const std::uint8_t* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
 // Positions and values of the bytes that differ in one word; returns how many.
 inline unsigned list_word(const std::uint8_t* a, const std::uint8_t* b, std::uint64_t mask,
                           std::size_t start, __m512i lanes, std::uint16_t* positions,
@@ -30,30 +36,25 @@ inline unsigned list_word(const std::uint8_t* a, const std::uint8_t* b, std::uin
 
 // Whole words of a chunk. A branch on each mask would often be missed at 1 % changed, and a
 // compress for each is slow where nothing changed: so masks first, then only the words with any.
+// The memory is slower than the scan and idle in all other passes: so it is asked ahead.
 inline std::size_t list_words(const std::uint8_t* a, const std::uint8_t* b, std::size_t num_words,
                               std::uint16_t* positions, std::uint8_t* values) {
-  alignas(64) std::uint64_t masks[kZstdChunk / 64 + 8];
   alignas(64) std::uint8_t iota[64];
-  std::uint64_t words[kZstdChunk / 64 + 8];
+  std::uint64_t masks[kZstdChunk / 64 + 1];
+  std::uint32_t starts[kZstdChunk / 64 + 1];
   for (std::size_t i = 0; i < 64; ++i) iota[i] = static_cast<std::uint8_t>(i);
-  for (std::size_t i = 0; i < num_words; ++i) {
-    masks[i] =
-        _mm512_cmpneq_epi8_mask(_mm512_loadu_si512(a + 64 * i), _mm512_loadu_si512(b + 64 * i));
-  }
-  for (std::size_t i = num_words; i % 8 != 0; ++i) masks[i] = 0;
   const __m512i lanes = _mm512_load_si512(iota);
-  __m512i index = _mm512_cvtepu8_epi64(_mm512_castsi512_si128(lanes));
   std::size_t num_changed = 0, k = 0;
-  for (std::size_t i = 0; i < num_words; i += 8) {
-    const __m512i eight = _mm512_load_si512(masks + i);
-    const __mmask8 changed = _mm512_test_epi64_mask(eight, eight);
-    _mm512_storeu_si512(words + num_changed, _mm512_maskz_compress_epi64(changed, index));
-    num_changed += popcount64(changed);
-    index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
+  for (std::size_t start = 0; start < 64 * num_words; start += 64) {
+    prefetch(a + start + kPrefetchBytes);
+    prefetch(b + start + kPrefetchBytes);
+    masks[num_changed] = changed64(a + start, b + start);
+    starts[num_changed] = static_cast<std::uint32_t>(start);
+    num_changed += masks[num_changed] != 0;
   }
   for (std::size_t j = 0; j < num_changed; ++j) {
-    const std::size_t i = words[j];
-    k += list_word(a + 64 * i, b + 64 * i, masks[i], 64 * i, lanes, positions + k, values + k);
+    const std::size_t start = starts[j];
+    k += list_word(a + start, b + start, masks[j], start, lanes, positions + k, values + k);
   }
   return k;
 }
@@ -120,53 +121,37 @@ struct ZstdLengths {
   std::uint32_t match;  // less kZstdMatchBias
 };
 
-// Follows the differing bytes of a block in order.
-class ZstdSplitter {
- public:
-  explicit ZstdSplitter(std::uint8_t* literals) : literals_(literals) {}
-
-  // Zeros up to each of `n` positions and the byte there; returns how many sequences that made.
-  std::size_t add(const std::uint16_t* positions, const std::uint8_t* values, std::size_t n,
-                  std::size_t start, ZstdLengths* lengths) {
-    std::uint8_t* literals = literals_;
-    std::size_t run = run_, expected = expected_, num_lengths = 0;
-    for (std::size_t j = 0; j < n; ++j) {
-      const std::size_t zeros = start + positions[j] - expected;
-      expected = start + positions[j] + 1;
-      // All ones or none instead of a branch: whether a gap is long cannot be foreseen.
-      const std::size_t if_long = std::size_t{0} - std::size_t{zeros >= kZstdMinZeros};
-      std::memset(literals, 0, sizeof(std::uint64_t));  // at least kZstdMinZeros, one store
-      const std::size_t num_literals = (zeros & ~if_long) + (1 & if_long);
-      literals += num_literals;
-      run += num_literals;
-      lengths[num_lengths] = {static_cast<std::uint32_t>(run),
-                              static_cast<std::uint32_t>(zeros - 1 - kZstdMatchBias)};
-      num_lengths += 1 & if_long;
-      run = (run & ~if_long) + 1;
-      *literals++ = values[j];
-    }
-    literals_ = literals;
-    run_ = run;
-    expected_ = expected;
-    return num_lengths;
-  }
-
-  // The zeros behind the last position; returns as `add`.
-  std::size_t end(std::size_t num_bytes, ZstdLengths* lengths) {
-    const std::uint16_t position = 0;
-    const std::uint8_t value = 0;
-    const std::size_t num_lengths = add(&position, &value, 1, num_bytes, lengths);
-    --literals_;
-    return num_lengths;
-  }
-
-  const std::uint8_t* literals_end() const { return literals_; }
-
- private:
-  std::uint8_t* literals_;
-  std::size_t run_ = 0;       // literals since the last match
-  std::size_t expected_ = 0;  // position behind the last literal
+// Where a block has got to.
+struct ZstdState {
+  std::uint8_t* literals;
+  std::size_t run = 0;       // literals since the last match
+  std::size_t expected = 0;  // position behind the last literal
 };
+
+// Zeros up to each of `n` positions and the byte there; returns how many sequences that makes.
+inline std::size_t add_positions(const std::uint16_t* positions, const std::uint8_t* values,
+                                 std::size_t n, std::size_t start, ZstdState& state,
+                                 ZstdLengths* lengths) {
+  std::uint8_t* literals = state.literals;
+  std::size_t run = state.run, expected = state.expected, num_lengths = 0;
+  for (std::size_t j = 0; j < n; ++j) {
+    const std::size_t zeros = start + positions[j] - expected;
+    expected = start + positions[j] + 1;
+    // All ones or none instead of a branch: whether a gap is long cannot be foreseen.
+    const std::size_t if_long = std::size_t{0} - std::size_t{zeros >= kZstdMinZeros};
+    std::memset(literals, 0, sizeof(std::uint64_t));  // at least kZstdMinZeros, one store
+    const std::size_t num_literals = (zeros & ~if_long) + (1 & if_long);
+    literals += num_literals;
+    run += num_literals;
+    lengths[num_lengths] = {static_cast<std::uint32_t>(run),
+                            static_cast<std::uint32_t>(zeros - 1 - kZstdMatchBias)};
+    num_lengths += 1 & if_long;
+    run = (run & ~if_long) + 1;
+    *literals++ = values[j];
+  }
+  state = {literals, run, expected};
+  return num_lengths;
+}
 
 // Counters of a block. Some for each value: one that is used twice in a row would wait for itself.
 struct ZstdCounters {
@@ -210,37 +195,191 @@ inline void make_sequences(const ZstdLengths* lengths, std::size_t n, ZstdSequen
   }
 }
 
+#if GYMFAST_LEVEL == 2
+// Sums of lanes 0 to i.
+inline __m512i running_sum(__m512i x) {
+  const __m512i zero = _mm512_setzero_si512();
+  x = _mm512_add_epi32(x, _mm512_alignr_epi32(x, zero, 15));
+  x = _mm512_add_epi32(x, _mm512_alignr_epi32(x, zero, 14));
+  x = _mm512_add_epi32(x, _mm512_alignr_epi32(x, zero, 12));
+  return _mm512_add_epi32(x, _mm512_alignr_epi32(x, zero, 8));
+}
+
+inline __m512i low_bits_of(__m512i x, __m512i num_bits) {
+  const __m512i rest = _mm512_sub_epi32(_mm512_set1_epi32(32), num_bits);
+  return _mm512_and_si512(x, _mm512_srlv_epi32(_mm512_set1_epi32(-1), rest));
+}
+
+// What length_code and the tables of bits say, 16 lengths under 2^24 at a time. Bytes of lanes but
+// the lowest are 0, for which all tables have 0.
+struct LengthCodes {
+  __m512i codes, bits;
+};
+
+inline LengthCodes length_codes(__m512i lengths, __mmask16 large, __m512i small_codes,
+                                __m512i large_code, __m512i bits_of_codes) {
+  const __m512i exponent = _mm512_srli_epi32(_mm512_castps_si512(_mm512_cvtepi32_ps(lengths)), 23);
+  const __m512i log2 = _mm512_sub_epi32(exponent, _mm512_set1_epi32(127));
+  const __m512i codes = _mm512_mask_add_epi32(small_codes, large, log2, large_code);
+  const __m512i bits = _mm512_permutexvar_epi8(codes, bits_of_codes);
+  return {codes, bits};
+}
+
+// As ZstdSplitter::add and make_sequences, 16 positions at a time.
+class ZstdWideSplitter {
+ public:
+  ZstdWideSplitter() {
+    literal_codes_ = _mm512_loadu_si512(kLiteralCodes);
+    match_codes_[0] = _mm512_loadu_si512(kMatchCodes);
+    match_codes_[1] = _mm512_loadu_si512(kMatchCodes + 64);
+    literal_bits_ = _mm512_maskz_loadu_epi8(low_bits(kZstdNumLiteralCodes), kLiteralCodeBits);
+    match_bits_ = _mm512_maskz_loadu_epi8(low_bits(kZstdNumMatchCodes), kMatchCodeBits);
+  }
+
+  // Up to 16 positions of a block. `run` and `expected` are those of ZstdSplitter; returns how many
+  // sequences that made.
+  std::size_t add(__m512i positions, const std::uint8_t* values, unsigned n, ZstdState& state,
+                  ZstdSequence* sequences) const {
+    const __mmask16 valid = static_cast<__mmask16>((1u << n) - 1);
+    const __m512i one = _mm512_set1_epi32(1);
+    const __m512i last = _mm512_set1_epi32(static_cast<int>(n - 1));
+    const __m512i expected = _mm512_set1_epi32(static_cast<int>(state.expected) - 1);
+    const __m512i before = _mm512_alignr_epi32(positions, expected, 15);
+    const __m512i zeros = _mm512_sub_epi32(_mm512_sub_epi32(positions, before), one);
+    const __mmask16 is_long = _mm512_mask_cmpge_epi32_mask(
+        valid, zeros, _mm512_set1_epi32(static_cast<int>(kZstdMinZeros)));
+    const __m512i num_zeros = _mm512_mask_mov_epi32(zeros, is_long, one);
+    const __m512i ends = running_sum(_mm512_maskz_add_epi32(valid, num_zeros, one));
+    const __m512i places = _mm512_sub_epi32(ends, one);  // of the values among the literals
+    const auto total =
+        static_cast<std::size_t>(_mm512_cvtsi512_si32(_mm512_permutexvar_epi32(last, ends)));
+    write_literals(places, values, n, total, state.literals);
+    const unsigned count = popcount64(is_long);
+    const __m512i cuts = _mm512_maskz_compress_epi32(is_long, places);
+    const __m512i first = _mm512_set1_epi32(-static_cast<int>(state.run));
+    const __m512i runs = _mm512_sub_epi32(cuts, _mm512_alignr_epi32(cuts, first, 15));
+    const __m512i matches = _mm512_sub_epi32(_mm512_maskz_compress_epi32(is_long, zeros),
+                                             _mm512_set1_epi32(1 + kZstdMatchBias));
+    write_sequences(runs, matches, sequences);
+    state.literals += total;
+    state.expected = 1 + static_cast<std::size_t>(
+                             _mm512_cvtsi512_si32(_mm512_permutexvar_epi32(last, positions)));
+    state.run += total;
+    if (count != 0) {
+      const __m512i cut =
+          _mm512_permutexvar_epi32(_mm512_set1_epi32(static_cast<int>(count) - 1), cuts);
+      state.run = total - static_cast<std::size_t>(_mm512_cvtsi512_si32(cut));
+    }
+    return count;
+  }
+
+ private:
+  // Zeros, but values at their places.
+  static void write_literals(__m512i places, const std::uint8_t* values, unsigned n,
+                             std::size_t total, std::uint8_t* out) {
+    if (total <= 64) [[likely]] {
+      const __m512i one = _mm512_set1_epi64(1);
+      const __m512i low = _mm512_cvtepu32_epi64(_mm512_castsi512_si256(places));
+      const __m512i high = _mm512_cvtepu32_epi64(_mm512_extracti64x4_epi64(places, 1));
+      const __m512i bits =
+          _mm512_or_si512(_mm512_sllv_epi64(one, low), _mm512_sllv_epi64(one, high));
+      const auto mask = static_cast<std::uint64_t>(_mm512_reduce_or_epi64(bits)) &
+                        low_bits(static_cast<unsigned>(total));
+      const __m512i some =
+          _mm512_castsi128_si512(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+      _mm512_storeu_si512(out, _mm512_maskz_expand_epi8(mask, some));
+      return;
+    }
+    alignas(64) std::uint32_t at[16];
+    _mm512_store_si512(at, places);
+    std::memset(out, 0, total);
+    for (unsigned i = 0; i < n; ++i) out[at[i]] = values[i];
+  }
+
+  void write_sequences(__m512i runs, __m512i matches, ZstdSequence* sequences) const {
+    const LengthCodes literal =
+        length_codes(runs, _mm512_cmpge_epi32_mask(runs, _mm512_set1_epi32(64)),
+                     _mm512_maskz_permutexvar_epi8(0x1111111111111111, runs, literal_codes_),
+                     _mm512_set1_epi32(25 - 6), literal_bits_);
+    const LengthCodes match =
+        length_codes(matches, _mm512_cmpge_epi32_mask(matches, _mm512_set1_epi32(128)),
+                     _mm512_maskz_permutex2var_epi8(0x1111111111111111, match_codes_[0], matches,
+                                                    match_codes_[1]),
+                     _mm512_set1_epi32(43 - 7), match_bits_);
+    const __m512i extra =
+        _mm512_or_si512(low_bits_of(runs, literal.bits),
+                        _mm512_sllv_epi32(low_bits_of(matches, match.bits), literal.bits));
+    const __m512i fields = _mm512_or_si512(
+        _mm512_add_epi32(literal.bits, match.bits),
+        _mm512_or_si512(_mm512_slli_epi32(literal.codes, 8), _mm512_slli_epi32(match.codes, 16)));
+    const __m512i low = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+    _mm512_storeu_si512(sequences, _mm512_permutex2var_epi32(extra, low, fields));
+    _mm512_storeu_si512(sequences + 8, _mm512_permutex2var_epi32(extra, high, fields));
+  }
+
+  __m512i literal_codes_, match_codes_[2], literal_bits_, match_bits_;
+};
+#endif
+
 static_assert(kZstdMinZeros > kZstdMatchBias && kZstdMinZeros <= sizeof(std::uint64_t));
+
+// Appends the sequences of the positions of a chunk.
+inline ZstdSequence* split_chunk(const std::uint16_t* positions, const std::uint8_t* values,
+                                 std::size_t n, std::size_t start, ZstdState& state,
+                                 ZstdSequence* sequences, ZstdCounters& counters) {
+#if GYMFAST_LEVEL == 2
+  const ZstdWideSplitter splitter;
+  const ZstdSequence* begin = sequences;
+  const __m512i first = _mm512_set1_epi32(static_cast<int>(start));
+  for (std::size_t i = 0; i < n; i += 16) {
+    const __m512i wide =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(positions + i)));
+    const unsigned count = static_cast<unsigned>(std::min<std::size_t>(n - i, 16));
+    sequences += splitter.add(_mm512_add_epi32(wide, first), values + i, count, state, sequences);
+  }
+  for (std::size_t i = 0; begin + i < sequences; ++i) {
+    ++counters.literal_codes[i & 1][begin[i].literal_code];
+    ++counters.match_codes[i & 1][begin[i].match_code];
+  }
+#else
+  ZstdLengths lengths[zstd_max_sequences(kZstdChunk) + 1];
+  const std::size_t num_lengths = add_positions(positions, values, n, start, state, lengths);
+  make_sequences(lengths, num_lengths, sequences, counters);
+  sequences += num_lengths;
+#endif
+  count_values(values, n, counters);
+  return sequences;
+}
 
 inline void zstd_split(const std::uint8_t* old_bytes, const std::uint8_t* new_bytes,
                        ZstdBlock* block, std::uint8_t* literals, ZstdSequence* sequences,
                        ZstdCounts* counts) {
   std::uint16_t positions[kZstdChunk + kZstdSpareBytes];
   std::uint8_t values[kZstdChunk + kZstdSpareBytes];
-  ZstdLengths lengths[zstd_max_sequences(kZstdChunk) + 2];
-  ZstdSplitter splitter(literals);
+  ZstdState state{literals};
   ZstdCounters counters;
-  std::size_t num_nonzero = 0;
   ZstdSequence* next = sequences;
   for (std::size_t start = 0; start < block->num_bytes; start += kZstdChunk) {
     const std::size_t n = std::min(kZstdChunk, block->num_bytes - start);
     const std::size_t found = zstd_list(old_bytes + start, new_bytes + start, n, positions, values);
-    const std::size_t num_lengths = splitter.add(positions, values, found, start, lengths);
-    make_sequences(lengths, num_lengths, next, counters);
-    count_values(values, found, counters);
-    next += num_lengths;
-    num_nonzero += found;
+    next = split_chunk(positions, values, found, start, state, next, counters);
+    block->num_changed += found;
   }
-  if (num_nonzero == 0) return;
-  const std::size_t num_lengths = splitter.end(block->num_bytes, lengths);
-  make_sequences(lengths, num_lengths, next, counters);
+  if (block->num_changed == 0) return;
+  // The zeros behind the last position, as if a byte followed them.
+  const std::uint16_t end = 0;
+  const std::uint8_t none = 0;
+  ZstdLengths length;
+  const std::size_t num_lengths = add_positions(&end, &none, 1, block->num_bytes, state, &length);
+  make_sequences(&length, num_lengths, next, counters);
   next += num_lengths;
   block->literals = literals;
-  block->num_literals = static_cast<std::size_t>(splitter.literals_end() - literals);
+  block->num_literals = static_cast<std::size_t>(state.literals - 1 - literals);
   block->sequences = sequences;
   block->num_sequences = static_cast<std::size_t>(next - sequences);
   counters.add_to(counts);
-  counts->literals[0] += static_cast<std::uint32_t>(block->num_literals - num_nonzero);
+  counts->literals[0] += static_cast<std::uint32_t>(block->num_literals - block->num_changed);
 }
 
 inline void zstd_split_words(const std::uint8_t* words, bool has_previous, ZstdBlock* block,
