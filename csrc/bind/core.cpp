@@ -6,8 +6,10 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <bit>
 #include <cstring>
 #include <string>
+#include <vector>
 
 #include "cpu/codec.h"
 #include "cpu/zstd_sparse.h"
@@ -287,6 +289,40 @@ std::tuple<nb::bytes, std::size_t> zstd_xor_part(const U8In& old_bytes, const U8
           frame.num_changed};
 }
 
+std::tuple<nb::bytes, nb::bytes> list_changes(const U8In& before, const U8In& after,
+                                              std::size_t unit_bytes) {
+  if (unit_bytes != 1 && unit_bytes != 2 && unit_bytes != 4) {
+    throw nb::value_error("unit_bytes is 1, 2 or 4");
+  }
+  const std::size_t size = after.size(), num_units = size / unit_bytes;
+  const auto is_aligned = [&](const U8In& bytes) {
+    return reinterpret_cast<std::uintptr_t>(bytes.data()) % unit_bytes == 0;
+  };
+  if (before.size() != size || size % unit_bytes != 0 || num_units > UINT32_MAX ||
+      !is_aligned(before) || !is_aligned(after)) {
+    throw nb::value_error(("before has " + std::to_string(before.size()) + " bytes, after has " +
+                           std::to_string(size) + ": both need the same whole number of units of " +
+                           std::to_string(unit_bytes) + ", at most 2^32 - 1, and their alignment")
+                              .c_str());
+  }
+  const gymfast::Kernels& active = kernels();
+  // Kept: pages of a new list would cost more than the comparison.
+  thread_local std::vector<std::uint32_t> positions;
+  thread_local std::vector<std::uint8_t> values;
+  std::size_t found = 0;
+  {
+    nb::gil_scoped_release release;
+    if (positions.size() < num_units) positions.resize(num_units);
+    if (values.size() < size) values.resize(size);
+    const auto list = active.list_units[std::countr_zero(unit_bytes)];
+    found = list(before.data(), after.data(), num_units, positions.data(), values.data());
+  }
+  const auto copy = [](const void* from, std::size_t num_bytes) {
+    return make_bytes(num_bytes, [&](std::uint8_t* to) { std::memcpy(to, from, num_bytes); });
+  };
+  return {copy(positions.data(), 4 * found), copy(values.data(), unit_bytes * found)};
+}
+
 std::vector<std::string> cpu_targets() {
   std::vector<std::string> names;
   for (const gymfast::Kernels* k : gymfast::available_kernels()) names.emplace_back(k->name);
@@ -414,6 +450,9 @@ NB_MODULE(_core, m) {
       },
       "old"_a.noconvert(), "new"_a.noconvert(), "threads"_a = 1,
       "A standard zstd frame of old XOR new, made without a match search.");
+  m.def("list_changes", &list_changes, "before"_a.noconvert(), "after"_a.noconvert(),
+        "unit_bytes"_a,
+        "u32 numbers of the units that differ, ascending, and their new values; native order.");
   m.attr("ZSTD_PART_BYTES") = gymfast::kZstdPartBytes;
   m.def("zstd_xor_part", &zstd_xor_part, "old"_a.noconvert(), "new"_a.noconvert(), "start"_a,
         "end"_a, "threads"_a = 1,
