@@ -21,6 +21,7 @@ import hashlib
 import json
 import os
 import struct
+from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from threading import Lock
@@ -45,6 +46,7 @@ _HEADER = struct.Struct("<8sQ32s16x")
 _RECORD = struct.Struct("<IBBQQ")
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ_BYTES = 2**22
+_RECORDS_BEHIND = 32
 
 
 def journal_path(checkpoint: Path) -> Path:
@@ -172,10 +174,13 @@ class Journal:
         try:
             for name, num_bytes in files:
                 fds.append(_open_target(self._directory, name, num_bytes, self.path))
-            jobs = ((n, partial(body.play_file, fds[n], ats)) for n, ats in body.records().items())
-            workers: OrderedWorkers[int, None] = OrderedWorkers(threads, 2 * threads)
-            for _ in workers.run(jobs):
-                pass
+            records = body.records().items()
+            with ThreadPoolExecutor(max(threads, 1), "gymfast-sync") as syncers:
+                behind = syncers if threads > 1 else None
+                jobs = ((n, partial(body.play_file, fds[n], ats, behind)) for n, ats in records)
+                workers: OrderedWorkers[int, None] = OrderedWorkers(threads, 2 * threads)
+                for _ in workers.run(jobs):
+                    pass
         finally:
             for fd in fds:
                 os.close(fd)
@@ -225,10 +230,18 @@ class _Body:
             at += _RECORD.size + count * (unit_bytes if is_dense else unit_bytes + 4)
         return starts
 
-    def play_file(self, fd: int, starts: list[int]) -> None:
-        """Writes what the records of a file say, and makes it durable."""
-        for at in starts:
+    def play_file(self, fd: int, starts: list[int], behind: Executor | None) -> None:
+        """Writes what the records of a file say, and makes it durable.
+
+        With an executor, the disk works meanwhile on what was written before.
+        """
+        syncs = []
+        for number, at in enumerate(starts, 1):
             self._play_record(fd, at)
+            if behind and number % _RECORDS_BEHIND == 0:
+                syncs.append(behind.submit(os.fdatasync, fd))
+        for sync in syncs:
+            sync.result()  # an error is told once
         os.fsync(fd)
 
     def _play_record(self, fd: int, at: int) -> None:
