@@ -9,6 +9,8 @@
 #include "cpu/encode-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/apply-inl.h"
+#include "cpu/zstd_codes-inl.h"
+#include "cpu/zstd_wide-inl.h"
 #include "cpu/zstd-inl.h"
 
 namespace gymfast {
