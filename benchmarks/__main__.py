@@ -1,4 +1,4 @@
-"""The driver: `python -m benchmarks delta` and `hf-delta` measure, `report` makes tables."""
+"""The driver: `python -m benchmarks delta`, `hf-delta`, `hf-store` measure, `report` tables."""
 
 from __future__ import annotations
 
@@ -61,6 +61,12 @@ def run_cases(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run_pause(options: argparse.Namespace) -> int:
+    from benchmarks.slime.pause import run_pause
+
+    return run_pause(options)
+
+
 def run_report(options: argparse.Namespace) -> int:
     from benchmarks.report import insert, read_csv, tables
     from benchmarks.targets import check_targets
@@ -101,6 +107,21 @@ def _parser() -> argparse.ArgumentParser:
     )
     hf_delta.set_defaults(run=run_cases, cases="hf_delta.py")
     _add_options(hf_delta)
+    hf_store = commands.add_parser(
+        "hf-store", help="version directories through a store, as slime's hooks carry them"
+    )
+    hf_store.set_defaults(run=run_cases, cases="hf_store.py")
+    _add_options(hf_store)
+    pause = commands.add_parser(
+        "slime-pause", help="the pause of an engine under slime's delta updater and under ours"
+    )
+    pause.set_defaults(run=_run_pause)
+    pause.add_argument("--source", type=Path, required=True, help="a checkout of slime")
+    pause.add_argument("--size", type=_size, default=384 << 20, help="bytes of the model")
+    pause.add_argument("--density", type=float, default=0.01, help="share of changed elements")
+    pause.add_argument("--rounds", type=_rounds, default=7, help="updates per row")
+    pause.add_argument("--folder", type=Path, help="where checkpoints and versions go")
+    pause.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
     report = commands.add_parser("report", help="tables from a CSV, to the screen or a README")
     report.set_defaults(run=run_report)
     report.add_argument("csv", type=Path)

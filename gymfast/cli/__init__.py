@@ -24,6 +24,7 @@ COMMANDS = {
     "demo": "Train, publish, follow, break and heal, in about a minute.",
     "env": "Show every GYMFAST_* variable: value and origin.",
     "hf-delta": "Version directories as slime, miles and SGLang read them.",
+    "integrations": "The frameworks that are here, and whether gymfast fits them.",
     "serve-pull": "Serve the pull endpoint of an engine over HTTP.",
     "sync": "Publish versions of a run, follow them, check and clean a store.",
 }

@@ -28,8 +28,8 @@ class RunStream:
         self.publisher = publisher
         self._weights: dict[str, Tensor] = {}
 
-    def publish(self, stream: NamedTensors) -> PublishReport:
-        """Commits all tensors of the stream as the next version.
+    def publish(self, stream: NamedTensors, *, anchor: bool = False) -> PublishReport:
+        """Commits all tensors of the stream as the next version; `anchor` asks for a full frame.
 
         The stream is always read to its end, since other ranks of a trainer take part in making
         each tensor; an error is raised after that. Nothing is committed then.
@@ -49,7 +49,7 @@ class RunStream:
                 f"{len(missing)} of {len(self._weights)} tensors did not come: {missing[:3]}; a "
                 "step has to yield all of them, a model with other tensors needs a run of its own"
             )
-        return self.publisher.publish(self._weights)
+        return self.publisher.publish(self._weights, anchor=anchor)
 
     def _keep(self, name: str, value: Any, *, is_repeated: bool) -> None:
         tensor = as_tensor(value, name)
