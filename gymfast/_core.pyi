@@ -75,6 +75,18 @@ def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearra
 def zstd_xor_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """A standard zstd frame of old XOR new, made without a match search."""
 
+def list_changes(before: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], unit_bytes: int) -> tuple[bytes, bytes]:
+    """
+    u32 numbers of the units that differ, ascending, and their new values; native order.
+    """
+
+ZSTD_PART_BYTES: int = 2097152
+
+def zstd_xor_part(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int, threads: int = 1) -> tuple[bytes, int]:
+    """
+    What zstd_xor_frame has for the bytes from start to end, multiples of ZSTD_PART_BYTES or the end, and how many of them differ.
+    """
+
 def zstd_overwrite_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """
     A standard zstd frame of a u32 count of the bytes that differ, their u32 positions and new values.
