@@ -30,6 +30,7 @@ from gymfast.sync.density import sampled_density
 Kind = Literal["delta", "full"]
 DEFAULT_BUCKET_BYTES = 4 << 20
 DEFAULT_MAX_DENSITY = 0.25
+DEFAULT_DELTA_BUCKET_BYTES = 1 << 20
 _Work = Callable[[], int]
 
 
@@ -128,10 +129,13 @@ class LivePublisher(_Side):
         threads: int | None = None,
         max_density: float = DEFAULT_MAX_DENSITY,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        delta_bucket_bytes: int = DEFAULT_DELTA_BUCKET_BYTES,
         timeout_s: float = 60.0,
     ) -> None:
         """A publisher that holds nothing: its first version is a full one.
 
+        Buckets of a delta are sent whole, however little the last one holds, and leave when they
+        are full: small ones end sooner. Over a long round trip see docs/transfer.md.
         More than `max_density` of changed units, by a sample, make a full version.
         Raises ValueError on another rank than 0, or for a density out of range.
         """
@@ -142,6 +146,7 @@ class LivePublisher(_Side):
         super().__init__(control, channel, bucket_bytes, timeout_s)
         self._profile, self._backend, self._threads = profile, backend, threads
         self._max_density = max_density
+        self._delta_bucket_bytes = min(bucket_bytes, delta_bucket_bytes)
         self._encoder: Encoder | None = None
         self.version = -1
         """The newest version that a receiver holds."""
@@ -159,7 +164,8 @@ class LivePublisher(_Side):
         held = control.gather("", self._timeout_s)
         kind = self._kind(weights, [root for rank, root in held.items() if rank != 0])
         specs = [[n, t.dtype, list(t.shape), t.num_bytes] for n, t in tensors.items()]
-        offer = [kind, version, self._bucket_bytes, specs if kind == "full" else []]
+        bucket_bytes = self._bucket_bytes if kind == "full" else self._delta_bucket_bytes
+        offer = [kind, version, bucket_bytes, specs if kind == "full" else []]
         control.share(offer, self._timeout_s)
         self._lap("ask")
         sent_bytes, failure = self._try(
@@ -199,7 +205,7 @@ class LivePublisher(_Side):
 
     def _send_delta(self, weights: Weights) -> int:
         sections = self._require_encoder().encode(weights)
-        return send_stream(self._channel, sections, self._bucket_bytes)
+        return send_stream(self._channel, sections, self._delta_bucket_bytes)
 
     def _send_full(self, tensors: Mapping[str, Tensor]) -> int:
         """Sends all bytes from where they are, and makes the snapshot of them."""
@@ -268,7 +274,6 @@ class LiveSubscriber(_Side):
         num_bytes, failure = self._try(
             lambda: self._take_delta() if kind == "delta" else self._take_full(version, specs)
         )
-        self._lap("receive")
         root = self._held() if failure is None else ""
         failed = self._acknowledge(root, failure)
         self._lap("acknowledge")
@@ -295,10 +300,13 @@ class LiveSubscriber(_Side):
         for part in receive_stream(self._channel, 0, self._bucket_bytes):
             frame += part
         self._is_through = True
+        self._lap("receive")
         assert self._state is not None, "a delta needs a base"
         apply(self._state, frame)
+        self._lap("apply")
         if self._verify_all:
             self._state.verify()
+            self._lap("verify")
         return len(frame)
 
     def _take_full(self, version: int, specs: list[Any]) -> int:
@@ -311,6 +319,7 @@ class LiveSubscriber(_Side):
         )
         transfer.run(version, staged, refusal=refusal)
         self._is_through = True
+        self._lap("receive")
         if not self._weights:
             self._weights.update({t.name: Tensor(t.dtype, t.shape, staged[t.name]) for t in share})
         else:
@@ -318,6 +327,7 @@ class LiveSubscriber(_Side):
             for name, tensor in gather(self._weights).items():
                 tensor.data[:] = staged[name]
         self._state = State.attach(self._weights, **self._options)
+        self._lap("apply")
         return transfer.num_bytes
 
     def _refusal(self, share: list[BucketTensor]) -> CoverageError | None:
