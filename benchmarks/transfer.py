@@ -136,7 +136,7 @@ class Subject:
         seconds = float(np.median(times))
         gbps = self.size / 1e9 / seconds
         return Row(
-            **{name: value for name, value in vars(self).items()},
+            **vars(self),
             rounds=len(times),
             count=self.size // _COUNTED[self.type],
             root=0,
@@ -181,7 +181,7 @@ def run(options: argparse.Namespace) -> int:
     wanted = Options.quick() if options.quick else Options()
     given = {
         "size_bytes": options.size, "live_bytes": options.live, "rounds": options.rounds,
-        "cases": options.cases,
+        "cases": options.cases, "list_bytes": 4 * options.size if options.size else None,
     }  # fmt: skip
     wanted = Options(**(vars(wanted) | {k: v for k, v in given.items() if v is not None}))
     if unknown := sorted(set(wanted.cases) - cases().keys()):

@@ -83,8 +83,8 @@ def lists(options: Options) -> Iterator[Row]:
     if not _has_channel("gloo"):
         raise NotHere("needs torch with gloo")
     found = {"Qwen3-0.6B": qwen3(), "per-expert LoRA": per_expert_lora()}
-    for name, tensors in found.items():
-        tensors = _part(tensors, options.list_bytes)
+    for name, whole in found.items():
+        tensors = _part(whole, options.list_bytes)
         size = sum(one[3] for one in tensors)
         base = Subject("lists", "", f"{name}, {len(tensors)} tensors", size, type="bfloat16")
         subjects = [replace(base, path="torch gloo per tensor")]

@@ -17,7 +17,7 @@ _START_S = 10.0
 
 
 def copies(num_bytes: int, rounds: int) -> list[Sample]:
-    """libc's memcpy, by NumPy, from one block to another of the same size, after a warm-up."""
+    """The memcpy of libc, by NumPy, from one block to another of the same size, after a warm-up."""
     source, target = np.ones(num_bytes, np.uint8), np.zeros(num_bytes, np.uint8)
     np.copyto(target, source)
     assert np.array_equal(source, target)
