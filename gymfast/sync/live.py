@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -22,7 +24,7 @@ from gymfast.channels.transfer import BucketTransfer
 from gymfast.delta import Encoder, State, Tensor, apply
 from gymfast.delta.encode import Profile
 from gymfast.delta.memory import CPU
-from gymfast.delta.state import gather
+from gymfast.delta.state import gather, num_threads
 from gymfast.delta.tensors import Weights
 from gymfast.errors import ChannelError, ChecksumError, CoverageError
 from gymfast.sync.density import sampled_density
@@ -208,15 +210,20 @@ class LivePublisher(_Side):
         return send_stream(self._channel, sections, self._delta_bucket_bytes)
 
     def _send_full(self, tensors: Mapping[str, Tensor]) -> int:
-        """Sends all bytes from where they are, and makes the snapshot of them."""
+        """Sends all bytes from where they are, and makes the snapshot of them meanwhile."""
         share = [BucketTensor(n, t.dtype, t.shape, t.num_bytes) for n, t in tensors.items()]
         transfer = BucketTransfer(
             self._control, self._channel, {0: share}, self._bucket_bytes, timeout_s=self._timeout_s
         )
         on_host = {n: t if t.place == CPU else t.copy(CPU) for n, t in tensors.items()}
-        transfer.run(self.version + 1, {n: t.data for n, t in on_host.items()})
-        self._is_through = True
-        state = State.copy_of(tensors, backend=self._backend, threads=self._threads)
+        copy = partial(State.copy_of, tensors, backend=self._backend, threads=self._threads)
+        is_on_host = all(tensor.place == CPU for tensor in tensors.values())
+        with ThreadPoolExecutor(1, "gymfast-snapshot") as pool:
+            # Only the calling thread has the stream on which tensors of a GPU are ready.
+            copying = pool.submit(copy) if is_on_host else None
+            transfer.run(self.version + 1, {n: t.data for n, t in on_host.items()})
+            self._is_through = True
+            state = copying.result() if copying else copy()
         self._encoder = Encoder(state, profile=self._profile)
         return transfer.num_bytes
 
@@ -324,8 +331,10 @@ class LiveSubscriber(_Side):
             self._weights.update({t.name: Tensor(t.dtype, t.shape, staged[t.name]) for t in share})
         else:
             self._state = None  # from here on the weights may be anything
-            for name, tensor in gather(self._weights).items():
-                tensor.data[:] = staged[name]
+            targets = gather(self._weights)
+            with ThreadPoolExecutor(num_threads(self._options["threads"])) as pool:
+                # Consumed, so that an error in a thread is raised here.
+                list(pool.map(lambda name: np.copyto(targets[name].data, staged[name]), targets))
         self._state = State.attach(self._weights, **self._options)
         self._lap("apply")
         return transfer.num_bytes
