@@ -29,21 +29,27 @@ _TIMEOUT_S = 120.0
 def main() -> None:
     orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=Orders)
     keep_memory()
-    key = bytes.fromhex(orders.key) or None
-    if orders.rank == 0:
-        hub = Hub(host=orders.host, key=key)
-        _say({"port": hub.port})
-        control = hub.control
-        control.wait_for(orders.num_ranks, _TIMEOUT_S)
-    else:
-        control = connect((orders.root_host, orders.root_port), orders.rank, key=key)
-    control.form(_TIMEOUT_S)
-    found = [_measure(control, orders, job) for job in orders.jobs]
+    found = run_rank(orders, listening=lambda port: _say({"port": port}))
     if orders.rank == 0:
         _say({"samples": found})
-        hub.close()
+
+
+def run_rank(orders: Orders, *, listening: Callable[[int], None]) -> list[list[Sample]]:
+    """Takes part in all jobs; on rank 0, which is told the port it has, what was measured."""
+    key = bytes.fromhex(orders.key) or None
+    if orders.rank == 0:
+        hub = Hub(host=orders.host, port=orders.root_port, key=key)
+        listening(hub.port)
+        control, close = hub.control, hub.close
+        control.wait_for(orders.num_ranks, _TIMEOUT_S)
     else:
-        control.close()
+        address = (orders.root_host, orders.root_port)
+        control = connect(address, orders.rank, key=key, timeout_s=_TIMEOUT_S)
+        close = control.close
+    control.form(_TIMEOUT_S)
+    found = [_measure(control, orders, job) for job in orders.jobs]
+    close()
+    return found
 
 
 def _measure(control: Control, orders: Orders, job: Job) -> list[Sample]:
