@@ -97,7 +97,7 @@ $(TRAINERS)/.installed: $(VENV)/.created
 		'$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu
 	@$(TRAINERS)/bin/python -m pip install -qq -c $(TRAINERS)/constraints.txt '$(TRL)' ray tensordict hydra-core omegaconf orjson \
 		fastapi uvicorn pyzmq aiohttp requests peft pandas codetiming dill cachetools pillow torchdata \
-		'triton==3.9.*' pytest pytest-timeout \
+		'triton==3.9.*' blake3 xxhash zstandard pytest pytest-timeout \
 		&& $(TRAINERS)/bin/python -m pip install -qq --no-deps '$(VERL)' \
 		|| { echo 'gymfast could not install $(VERL) and $(TRL), so no real trainer was tested: see the error of pip above' >&2; exit 1; }
 	@touch $@

@@ -27,6 +27,9 @@ class ShmRing:
     def leave(self) -> None:
         """This rank takes part no more."""
 
+    def drop(self, rank: int) -> None:
+        """A rank is known to be gone: nobody waits for it."""
+
     def cancel(self) -> None:
         """Ends waits of this object soon, from any thread."""
 

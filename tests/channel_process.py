@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 import time
@@ -15,6 +16,7 @@ from gymfast.channels.tcp import open_tcp
 from gymfast.errors import GymfastError
 
 NUM_TENSORS, TENSOR_BYTES, BUCKET_BYTES = 8, 3_000_000, 1 << 20
+START_S = 60.0  # for processes to start on a busy machine
 
 
 def tensors_of(version: int) -> dict[str, np.ndarray]:
@@ -29,23 +31,23 @@ def say(**fields: object) -> None:
 def work(control: Control, kind: str, timeout_s: float, num_versions: int) -> None:
     share = [BucketTensor(f"t{i}", "U8", (TENSOR_BYTES,), TENSOR_BYTES) for i in range(NUM_TENSORS)]
     for version in range(num_versions):
-        control.form(timeout_s)
+        control.form(START_S if version == 0 else timeout_s)
         say(phase="formed", version=version, ranks=list(control.ranks))
         if kind == "shm":
             channel = open_shm(control, timeout_s=timeout_s)
         else:
             fanout = {"star": None, "chain": 1, "tree": 2}[kind]
             channel = open_tcp(control, fanout=fanout, timeout_s=timeout_s, depth=4)
-        transfer = BucketTransfer(control, channel, {0: share}, BUCKET_BYTES, timeout_s=timeout_s)
-        transfer.agree()
-        say(phase="agreed", version=version)
-        expected = tensors_of(version)
-        if control.rank == 0:
-            mine = expected
-        else:
+        with contextlib.closing(channel):
+            options = {"timeout_s": timeout_s}
+            transfer = BucketTransfer(control, channel, {0: share}, BUCKET_BYTES, **options)
+            transfer.agree()
+            say(phase="agreed", version=version)
+            expected = tensors_of(version)
             mine = {name: np.zeros_like(tensor) for name, tensor in expected.items()}
-        report = transfer.run(version, mine)
-        channel.close()
+            if control.rank == 0:
+                mine = expected
+            report = transfer.run(version, mine)
         is_right = all((mine[name] == expected[name]).all() for name in mine)
         say(phase="done", version=version, failed=sorted(report.failed), is_right=is_right)
 
@@ -56,10 +58,10 @@ def main(rank: int, port: int, num_ranks: int, kind: str, timeout_s: float, vers
         if rank == 0:
             hub = Hub(port=port)
             say(phase="listening", port=hub.port)
-            hub.control.wait_for(num_ranks, timeout_s)
+            hub.control.wait_for(num_ranks, START_S)
             work(hub.control, kind, timeout_s, versions)
         else:
-            work(connect(("127.0.0.1", port), rank, timeout_s=timeout_s), kind, timeout_s, versions)
+            work(connect(("127.0.0.1", port), rank, timeout_s=START_S), kind, timeout_s, versions)
         say(phase="end", seconds=time.monotonic() - begin_s)
     except GymfastError as error:
         say(phase="error", error=str(error), kind=type(error).__name__)

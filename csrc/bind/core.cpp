@@ -341,6 +341,8 @@ void force_cpu_target(nb::object name) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The native codec of gymfast: frames, blocks and digests on the CPU.";
+  // Threads of channels that nobody closed may hold objects when a process ends.
+  nb::set_leak_warnings(false);
 
   bind_shm(m);
 

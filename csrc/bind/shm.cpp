@@ -96,6 +96,7 @@ void bind_shm(nb::module_& m) {
           },
           "data"_a, "timeout_s"_a, "Fills data with the next item, which has to be of its size.")
       .def("leave", &Ring::leave, "This rank takes part no more.")
+      .def("drop", &Ring::drop, "rank"_a, "A rank is known to be gone: nobody waits for it.")
       .def("cancel", &Ring::cancel, "Ends waits of this object soon, from any thread.")
       .def_prop_ro("fd", &Ring::fd, "The file descriptor of the memory.");
 }

@@ -233,12 +233,12 @@ RingStatus Ring::wait(std::uint32_t& value, std::uint32_t seen, Deadline deadlin
   return {};
 }
 
-void Ring::leave() {
-  if (header_ == nullptr) return;
-  Rank& mine = rank(rank_);
-  word(mine.state).store(kGone);
-  wake(mine.tail);
-  if (header_->writer == rank_) wake(header_->head);
+void Ring::drop(std::uint32_t number) {
+  if (header_ == nullptr || number >= header_->num_ranks) return;
+  Rank& other = rank(number);
+  word(other.state).store(kGone);
+  wake(other.tail);
+  if (header_->writer == number) wake(header_->head);
 }
 
 #else
@@ -252,7 +252,7 @@ RingStatus Ring::write(const std::uint8_t*, std::uint64_t, Deadline, std::vector
   return {RingError::kNotForThis};
 }
 RingStatus Ring::read(std::uint8_t*, std::uint64_t, Deadline) { return {RingError::kNotForThis}; }
-void Ring::leave() {}
+void Ring::drop(std::uint32_t) {}
 
 #endif
 

@@ -55,7 +55,9 @@ class Ring {
   RingStatus read(std::uint8_t* data, std::uint64_t size, Deadline deadline);
 
   // This rank takes part no more; whoever waits for it is woken.
-  void leave();
+  void leave() { drop(rank_); }
+  // The same for any rank that is known to be gone.
+  void drop(std::uint32_t number);
   // Ends the waits of this object soon; called from any thread.
   void cancel() { is_cancelled_.store(true); }
   int fd() const { return fd_; }

@@ -62,6 +62,13 @@ class Channel(ABC):
         Raises ChannelError, by the deadline of a round, if one failed or was aborted.
         """
 
+    def lose(self, rank: int, why: str) -> None:
+        """Tells the channel that a rank is gone, from any thread: nobody waits for it any more.
+
+        Ends all rounds where the channel does not survive a loss.
+        """
+        self.abort(f"rank {rank} is lost: {why}")
+
     @abstractmethod
     def abort(self, reason: str) -> None:
         """Ends all rounds here and now, from any thread: whoever waits gets a ChannelError."""

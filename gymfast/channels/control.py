@@ -72,11 +72,12 @@ class Control:
                     self._send(peer, Message("formed", self._formation, 0, self.ranks), timeout_s)
             return self.ranks
         with self._changed:
+            wait_s = 1.5 * timeout_s
             self._changed.wait_for(
-                lambda: self._formed[0] > self._formation or 0 in self._lost, timeout=timeout_s
+                lambda: self._formed[0] > self._formation or 0 in self._lost, timeout=wait_s
             )
             if self._formed[0] <= self._formation:
-                raise self._no_answer(timeout_s)
+                raise self._no_answer(wait_s)
             self._formation, self.ranks = self._formed
             return self.ranks
 
@@ -106,6 +107,7 @@ class Control:
     def share(self, value: Any, timeout_s: float) -> Any:
         """What rank 0 passed, on all ranks.
 
+        The others wait half as long again: rank 0 may first wait for some of them.
         Raises ChannelError if rank 0 is lost or says nothing until the deadline.
         """
         self._number += 1
@@ -117,12 +119,11 @@ class Control:
                         self._send(peer, Message("value", *key[1:], value), timeout_s)
             return value
         with self._changed:
-            self._changed.wait_for(
-                lambda: key in self._values or 0 in self._lost, timeout=timeout_s
-            )
+            wait_s = 1.5 * timeout_s
+            self._changed.wait_for(lambda: key in self._values or 0 in self._lost, timeout=wait_s)
             if key in self._values:
                 return self._values.pop(key)
-            raise self._no_answer(timeout_s)
+            raise self._no_answer(wait_s)
 
     def trouble(self, text: str) -> None:
         """Tells rank 0 that something went wrong here; from rank 0, tells all others."""

@@ -39,8 +39,9 @@ class ShmChannel(ThreadedChannel):
         for slot in slots:
             left_s = max(deadline_s - time.monotonic(), 0)
             if slot.root == self.rank:
-                for rank in self._mine.write(slot.memory, left_s):
-                    self._lost.setdefault(rank, f"it did not read a round within {left_s:g} s")
+                # A slow rank is given up before the others give this one up.
+                for rank in self._mine.write(slot.memory, 0.7 * left_s):
+                    self._lost.setdefault(rank, f"it did not read within {0.7 * left_s:.3g} s")
                 if 0 < self.num_ranks - 1 <= len(self._lost):
                     ranks = tuple(sorted(self._lost))
                     raise ChannelError(f"no other rank reads any more: {ranks}", ranks)
@@ -49,6 +50,10 @@ class ShmChannel(ThreadedChannel):
                 self._ring(slot.root).read(slot.memory, left_s)
             except ChannelError as error:
                 raise ChannelError(f"from rank {slot.root}: {error}", (slot.root,)) from error
+
+    def lose(self, rank: int, why: str) -> None:
+        self._lost.setdefault(rank, why)
+        self._mine.drop(rank)
 
     def _ring(self, root: int) -> ShmRing:
         if root not in self._rings:

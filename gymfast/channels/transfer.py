@@ -16,6 +16,7 @@ from gymfast.channels.agreement import Terms, agree
 from gymfast.channels.base import Channel, Memory, Slot
 from gymfast.channels.control import Control
 from gymfast.channels.host_memory import HostMemory
+from gymfast.channels.troubles import heeding
 from gymfast.errors import ChannelError, ChecksumError
 
 _Digests = dict[int, list[int]]  # by root
@@ -121,15 +122,13 @@ class BucketTransfer:
         is_ready = self._everybody_is_ready(version, failure)
         seconds.ready = time.perf_counter() - begin_s
         if is_ready:
-            control.on_trouble = self._on_trouble
             try:
-                digests = self._move(tensors, seconds)
+                with heeding(control, self._channel, self._roots):
+                    digests = self._move(tensors, seconds)
             except Exception as error:  # noqa: BLE001 - raised below, when all ranks know of it
                 failure = error
                 self._channel.abort(f"{type(error).__name__}: {error}")
                 control.trouble(f"{type(error).__name__}: {error}")
-            finally:
-                control.on_trouble = None
         begin_s = time.perf_counter()
         failed = self._acknowledge(digests, failure, is_ready=is_ready)
         seconds.acknowledge = time.perf_counter() - begin_s
@@ -265,11 +264,3 @@ class BucketTransfer:
                     raise ValueError(f"tensor {tensor} of the plan is not among those given")
                 if len(found) != tensor.num_bytes:
                     raise ValueError(f"tensor {tensor} is given with {len(found)} bytes")
-
-    def _on_trouble(self, rank: int, text: str) -> None:
-        """A rank is lost or failed while rounds are under way."""
-        if self._channel.survives_loss and rank not in self._roots:
-            return
-        self._channel.abort(f"rank {rank}: {text}")
-        if self._control.rank == 0:
-            self._control.trouble(f"rank {rank}: {text}")

@@ -21,6 +21,7 @@ from gymfast.channels.base import Channel
 from gymfast.channels.control import Control
 from gymfast.channels.stream import receive_stream, send_stream
 from gymfast.channels.transfer import BucketTransfer
+from gymfast.channels.troubles import heeding
 from gymfast.delta import Encoder, State, Tensor, apply
 from gymfast.delta.encode import Profile
 from gymfast.delta.memory import CPU
@@ -82,23 +83,15 @@ class _Side:
     def _try(self, work: _Work) -> tuple[int, Exception | None]:
         """Runs this rank's part; a failure before it is through ends its rounds and is told."""
         control, self._is_through = self._control, False
-        control.on_trouble = self._on_trouble
         try:
-            return work(), None
+            with heeding(control, self._channel, (0,)):
+                return work(), None
         except Exception as error:  # noqa: BLE001 - raised when all ranks know of it
             if not self._is_through:
                 words = f"{type(error).__name__}: {error}"
                 self._channel.abort(words)
                 control.trouble(words)
             return 0, error
-        finally:
-            control.on_trouble = None
-
-    def _on_trouble(self, rank: int, text: str) -> None:
-        if rank == 0 or not self._channel.survives_loss:
-            self._channel.abort(f"rank {rank}: {text}")
-            if self._control.rank == 0:
-                self._control.trouble(f"rank {rank}: {text}")
 
     def _acknowledge(self, root: str, failure: Exception | None) -> dict[int, str]:
         """Who does not hold the version of rank 0, and why."""
