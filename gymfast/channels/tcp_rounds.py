@@ -52,6 +52,7 @@ class _Stripe:
     memory: memoryview
     is_here: bool
     waiting: set[int]  # ranks that have to answer to this one
+    answered: set[int] = field(default_factory=set)
 
     @property
     def is_done(self) -> bool:
@@ -140,7 +141,9 @@ class Rounds:
         of = self._find(place[0])
         if of is None:
             return []
-        of.stripes[place[1], line.stream].waiting.discard(line.rank)
+        stripe = of.stripes[place[1], line.stream]
+        stripe.waiting.discard(line.rank)
+        stripe.answered.add(line.rank)
         return self._answer_if_done(of, place[1], line.stream)
 
     def complete(self, root: int, stream: int) -> list[Answer]:
@@ -162,7 +165,7 @@ class Rounds:
             for (number, stream), stripe in of.stripes.items():
                 if rank not in stripe.waiting:
                     continue
-                heirs = self._behind(of.slots[number].root, rank)
+                heirs = set(self._behind(of.slots[number].root, rank)) - stripe.answered
                 stripe.waiting.discard(rank)
                 stripe.waiting.update(heirs)
                 if stripe.is_here:
@@ -180,7 +183,8 @@ class Rounds:
         actions: list[Action] = []
         for of in self._rounds:
             for (number, stream), stripe in of.stripes.items():
-                if of.slots[number].root == root and rank not in stripe.waiting:
+                is_new = rank not in stripe.waiting | stripe.answered
+                if of.slots[number].root == root and is_new:
                     stripe.waiting.add(rank)
                     if stripe.is_here:
                         actions += self._pass_on(of, number, stream, [rank])
