@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -74,12 +75,9 @@ class GlooChannel(ThreadedChannel):
             raise ChannelError(f"gloo, with rank {root} as root: {error}", (root,)) from error
 
     def _wait(self, work: Any) -> None:
-        """Waits for a moment; gloo says by an error that it has not been enough."""
-        try:
+        """Waits for a moment. gloo says by an error that it was not enough; others come again."""
+        with contextlib.suppress(RuntimeError):
             work.wait(timedelta(seconds=_LOOK_S))
-        except RuntimeError:
-            if work.is_completed():
-                raise
 
     def _interrupt(self) -> None:
         """The thread looks for a failure by itself."""

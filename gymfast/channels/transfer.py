@@ -190,7 +190,7 @@ class BucketTransfer:
             if len(under_way) == channel.depth:
                 self._end(under_way.popleft(), channel.depth - 1, tensors, digests, seconds)
             begin_s = time.perf_counter()
-            slots = [self._slot(turn, number, tensors) for turn in turns]
+            slots = [self._slot(turn, number, tensors, digests) for turn in turns]
             packed_s = time.perf_counter()
             channel.begin(slots)
             seconds.pack += packed_s - begin_s
@@ -201,8 +201,13 @@ class BucketTransfer:
             self._end(done, len(under_way), tensors, digests, seconds)
         return digests
 
-    def _slot(self, turn: Turn, number: int, tensors: Mapping[str, Memory]) -> Slot:
-        """Memory of a bucket: that of its tensor where it has only one, else an arena."""
+    def _slot(
+        self, turn: Turn, number: int, tensors: Mapping[str, Memory], digests: _Digests
+    ) -> Slot:
+        """Memory of a bucket: that of its tensor where it has only one, else an arena.
+
+        The root digests it here: what it reads now is in the caches when it is sent.
+        """
         root = self._roots[turn.root]
         plan = self._plans[root]
         pieces, size = list(plan.pieces(turn.bucket)), plan.bucket_size(turn.bucket)
@@ -210,13 +215,14 @@ class BucketTransfer:
         if len(pieces) == 1 and pieces[0].num_bytes == size:
             whole = tensors[plan.tensors[pieces[0].tensor].name]
             begin = pieces[0].tensor_offset
-            return Slot(place, whole[begin : begin + size])
-        arena = self._arena(turn.root, number % self._channel.depth)[:size]
+            memory = whole[begin : begin + size]
+        else:
+            memory = self._arena(turn.root, number % self._channel.depth)[:size]
+            for piece in pieces if root == self._control.rank else ():
+                self._memory.pack(memory, piece, tensors[plan.tensors[piece.tensor].name])
         if root == self._control.rank:
-            for piece in pieces:
-                source = tensors[plan.tensors[piece.tensor].name]
-                self._memory.pack(arena, piece, source)
-        return Slot(place, arena)
+            digests[root].append(self._memory.digest(memory, pieces))
+        return Slot(place, memory)
 
     def _end(
         self,
@@ -231,13 +237,13 @@ class BucketTransfer:
         arrived_s = time.perf_counter()
         for turn, slot in zip(done.turns, done.slots, strict=True):
             root = self._roots[turn.root]
+            if root == self._control.rank:
+                continue
             plan = self._plans[root]
             pieces = list(plan.pieces(turn.bucket))
-            is_in_place = len(pieces) == 1 and pieces[0].num_bytes == len(slot.memory)
             digests[root].append(self._memory.digest(slot.memory, pieces))
-            if root == self._control.rank or is_in_place:
-                continue
-            for piece in pieces:
+            is_in_place = len(pieces) == 1 and pieces[0].num_bytes == len(slot.memory)
+            for piece in () if is_in_place else pieces:
                 target = tensors[plan.tensors[piece.tensor].name]
                 self._memory.unpack(slot.memory, piece, target)
         seconds.wire += arrived_s - begin_s
