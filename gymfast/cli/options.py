@@ -42,5 +42,17 @@ key_option = click.option(
 
 
 def read_key(path: Path | None) -> bytes | None:
-    """The key in a file (files.read_key_file); None without a file."""
-    return None if path is None else read_key_file(path)
+    """The key in a file (files.read_key_file); None without a file.
+
+    Raises ValueError, which shows none of its bytes, if there are fewer than 16.
+    """
+    if path is None:
+        return None
+    from gymfast.delta.authentication import check_key
+
+    key = read_key_file(path)
+    try:
+        check_key(key)
+    except ValueError as error:
+        raise ValueError(f"--key-file {path}: {error}, as head -c 32 /dev/urandom gives") from None
+    return key

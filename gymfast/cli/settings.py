@@ -39,4 +39,4 @@ def find_unknown() -> list[tuple[str, str]]:
 
 def _hint(name: str, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {nearest[0]}?" if nearest else ""
+    return f" (did you mean {nearest[0]}?)" if nearest else ""

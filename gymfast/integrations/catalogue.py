@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import metadata
@@ -173,7 +174,11 @@ def check(integration: Integration) -> Finding:
     """
     finding = find(integration)
     if finding.status is Status.NOT_INSTALLED:
-        raise NotFoundError(f"no package {integration.package!r} is installed here")
+        raise NotFoundError(
+            f"no package {integration.package!r} is installed here ({sys.prefix}): run this in the "
+            f"environment of {integration.name}; gymfast knows {integration.known}, see "
+            f"{integration.page}"
+        )
     if finding.status is Status.NO_PLUGIN:
         raise NotFoundError(finding.detail)
     if finding.status is Status.OTHER_PACKAGE:

@@ -57,13 +57,21 @@ class EngineHttp:
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout_s)
         method, body = ("GET", None) if fields is None else ("POST", msgspec.json.encode(fields))
         try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise ChannelError(
+                f"{self.url}{path} gave no answer: no connection ({error}), so this call was not "
+                "sent: check that the server is up and the address right, then repeat the update"
+            ) from error
+        try:
             connection.request(method, self._parts.path.rstrip("/") + path, body, self._headers)
             response = connection.getresponse()
             return _answer(response.status, response.read())
         except (OSError, HTTPException) as error:
             raise ChannelError(
-                f"{self.url}{path} gave no answer within {self._timeout_s:g} s: {error!r}; what it "
-                "did is not known, so repeat the update"
+                f"{self.url}{path} gave no answer (limit {self._timeout_s:g} s): {error!r}; what "
+                "it did is not known, so repeat the update"
             ) from error
         finally:
             connection.close()

@@ -177,6 +177,13 @@ def test_env_lists_every_back_end_and_what_a_missing_one_needs(gymfast, monkeypa
     )
 
 
+def test_env_says_what_a_wrong_instruction_set_should_be(gymfast_process) -> None:
+    environment = os.environ | {"GYMFAST_CPU": "AVX2"}
+    result = gymfast_process("env", env=environment)
+    assert result.code == 0
+    assert f"GYMFAST_CPU is 'AVX2', expected one of {', '.join(_core.cpu_targets())}" in result.out
+
+
 def test_an_unknown_variable_warns_with_the_nearest_name(gymfast, monkeypatch) -> None:
     monkeypatch.setenv("GYMFAST_THREAD", "3")
     result = gymfast("env", "--json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -144,3 +145,10 @@ def test_waiting_for_a_server_has_an_end(script: Script) -> None:
     script.fail("/health", "starting", code=503)
     with pytest.raises(DeadlineError, match="is not ready after 0 s"):
         VLLMClient(script.url).wait_until_ready(0.0)
+
+
+def test_a_server_that_is_not_there_was_sent_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as held:
+        url = f"http://127.0.0.1:{held.getsockname()[1]}"
+    with pytest.raises(ChannelError, match=r"no connection .*refused.*this call was not sent"):
+        VLLMClient(url).pull(FOLLOW, 1)
