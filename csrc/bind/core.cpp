@@ -1,5 +1,5 @@
-// gymfast._core: the CPU codec and the frame parser. Arguments are checked here, the GIL is
-// released around all work, and Status becomes a Python error in one place.
+// gymfast._core: the CPU codec, the frame parser and, in nccl.cpp, NCCL. Arguments are checked
+// here, the GIL is released around all work, and Status becomes a Python error in one place.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "bind/nccl.h"
 #include "cpu/codec.h"
 #include "cpu/zstd_sparse.h"
 #include "format/frame.h"
@@ -277,6 +278,7 @@ void force_cpu_target(nb::object name) {
 NB_MODULE(_core, m) {
   m.doc() = "The native codec of gymfast: frames, blocks and digests on the CPU.";
 
+  bind_nccl(m);
   m.def("cpu_targets", &cpu_targets, "Instruction sets that run here, slowest first.");
   m.def(
       "cpu_target", [] { return std::string(kernels().name); },
