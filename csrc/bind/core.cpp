@@ -10,6 +10,7 @@
 #include <string>
 
 #include "bind/nccl.h"
+#include "bind/shm.h"
 #include "cpu/codec.h"
 #include "cpu/zstd_sparse.h"
 #include "format/frame.h"
@@ -279,6 +280,8 @@ NB_MODULE(_core, m) {
   m.doc() = "The native codec of gymfast: frames, blocks and digests on the CPU.";
 
   bind_nccl(m);
+  bind_shm(m);
+
   m.def("cpu_targets", &cpu_targets, "Instruction sets that run here, slowest first.");
   m.def(
       "cpu_target", [] { return std::string(kernels().name); },

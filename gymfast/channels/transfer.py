@@ -98,8 +98,12 @@ class BucketTransfer:
         terms = Terms(self._plans, self._channel.depth, self._environment)
         agree(self._control, terms, self._timeout_s)
 
-    def run(self, version: int, tensors: Mapping[str, Memory]) -> TransferReport:
+    def run(
+        self, version: int, tensors: Mapping[str, Memory], *, refusal: Exception | None = None
+    ) -> TransferReport:
         """Sends and fills tensors: flat bytes, those of other roots to be overwritten.
+
+        A rank that cannot take part calls it with its `refusal`, which is raised again.
 
         The report tells of all ranks. Raises ChannelError if this rank did not get all,
         ChecksumError for damaged bytes, ValueError for tensors of another size; others go on if
@@ -107,10 +111,11 @@ class BucketTransfer:
         """
         control, seconds = self._control, Seconds()
         begin_s = time.perf_counter()
-        failure: Exception | None = None
+        failure = refusal
         digests: _Digests = {}
         try:
-            self._check(tensors)
+            if failure is None:
+                self._check(tensors)
         except ValueError as error:
             failure = error
         is_ready = self._everybody_is_ready(version, failure)
