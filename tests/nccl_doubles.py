@@ -66,6 +66,11 @@ class Double:
         self._library = ctypes.CDLL(self.path)
         self._library.double_log.restype = ctypes.c_size_t
 
+    @property
+    def folder(self) -> Path:
+        """Where it was built, and where others can be from the same objects."""
+        return Path(self.path).parents[1]
+
     def load(self) -> NcclLibrary:
         """As gymfast finds it."""
         return load(self.path, self.path)

@@ -85,12 +85,16 @@ Status Communicator::shrink(const std::shared_ptr<Communicator>& parent, std::sp
   const std::lock_guard<std::mutex> lock(mutex_);
   if (Status status = check_new(); !status.is_ok()) return status;
   if (!library_.has_shrink()) return refuse("this NCCL cannot shrink a communicator");
-  if (Status status = parent->settle(until); !status.is_ok()) return status;
-  const std::lock_guard<std::mutex> parent_lock(parent->mutex_);
-  if (parent->comm_ == nullptr) return refuse("the communicator to shrink was aborted");
   const auto is_before = [&](int other) { return other < parent->rank_; };
   rank_ = parent->rank_ - static_cast<int>(std::ranges::count_if(excluded, is_before));
   num_ranks_ = parent->num_ranks_ - static_cast<int>(excluded.size());
+  const Status settled = parent->settle(until);
+  const std::lock_guard<std::mutex> parent_lock(parent->mutex_);
+  if (!settled.is_ok()) {
+    std::copy(std::begin(parent->words_), std::end(parent->words_), words_);
+    return keep(settled);
+  }
+  if (parent->comm_ == nullptr) return refuse("the communicator to shrink was aborted");
   parent_ = parent;
   return started(
       nccl_.comm_shrink(parent->comm_, excluded.data(), static_cast<int>(excluded.size()), &comm_,
@@ -295,7 +299,8 @@ Status Communicator::poll() {
     if (Status status = poll_parent(); !status.is_ok() || is_in_progress_) return status;
   }
   if (comm_ == nullptr) return refuse("the communicator has no rank");
-  if (Status status = async_state(comm_); !status.is_ok()) return status;
+  const char* call = is_ready_ ? "ncclBroadcast" : making_;
+  if (Status status = async_state(comm_, call); !status.is_ok()) return status;
   if (is_in_progress_) return {};
   is_ready_ = true;
   if (num_under_way_ == 0) return {};
@@ -325,7 +330,7 @@ Status Communicator::poll_parent() {
   {
     const std::lock_guard<std::mutex> parent_lock(parent_->mutex_);
     if (parent_->comm_ == nullptr) return {Problem::kStopped, 0, making_};
-    if (Status status = async_state(parent_->comm_); !status.is_ok() || is_in_progress_) {
+    if (Status status = async_state(parent_->comm_, making_); !status.is_ok() || is_in_progress_) {
       return status;
     }
   }
@@ -334,13 +339,13 @@ Status Communicator::poll_parent() {
 }
 
 // Into is_in_progress_; other states are failures.
-Status Communicator::async_state(Comm comm) {
+Status Communicator::async_state(Comm comm, const char* call) {
   int state = kNcclSuccess;
   const int result = nccl_.comm_get_async_error(comm, &state);
   if (result != kNcclSuccess) return nccl_failed(result, "ncclCommGetAsyncError", comm);
   is_in_progress_ = state == kNcclInProgress;
   if (has_begun(state)) return {};
-  return nccl_failed(state, is_ready_ ? "ncclBroadcast" : making_, comm);
+  return nccl_failed(state, call, comm);
 }
 
 // After revoke or before anything else is made of this communicator: NCCL is done with it.
@@ -350,7 +355,7 @@ Status Communicator::settle(Clock::time_point until) {
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (comm_ == nullptr) return {Problem::kStopped, 0, "ncclCommRevoke"};
-      if (Status status = async_state(comm_); !status.is_ok()) return status;
+      if (Status status = async_state(comm_, "ncclCommRevoke"); !status.is_ok()) return status;
       if (!is_in_progress_) return {};
     }
     if (Clock::now() >= until) return {Problem::kTimeout, 0, "ncclCommRevoke"};
@@ -375,7 +380,7 @@ Status Communicator::keep(Status status) {
 }
 
 std::string Communicator::describe(const Status& status) const {
-  const std::string who = "rank " + std::to_string(rank_) + ": ";
+  const std::string who = rank_ < 0 ? "" : "rank " + std::to_string(rank_) + ": ";
   const std::string call = who + status.call;
   const std::string number = " (result " + std::to_string(status.result) + ")";
   switch (status.problem) {

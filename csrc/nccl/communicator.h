@@ -106,7 +106,7 @@ class Communicator {
   Status poll();         // one look at NCCL and at the events; never waits
   Status poll_parent();  // of a communicator that comes from another
   Status poll_events();
-  Status async_state(Comm comm);
+  Status async_state(Comm comm, const char* call);
   Status settle(Clock::time_point until);
   Status nccl_failed(int result, const char* call, Comm comm);
   Status cuda_failed(int result, const char* call);

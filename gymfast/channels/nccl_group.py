@@ -131,14 +131,12 @@ def _attempt(control: Control, made: NcclChannel, step: _Step) -> tuple[NcclChan
         words = str(error)
     members, unique_id, words = control.share([step.members, unique_id, words], made.timeout_s)
     if not words:
-        control.on_trouble = lambda rank, text: _on_trouble(control, made, rank, text)
         try:
-            _take_part(control, made, step, members, unique_id)
+            with control.watching(lambda rank, text: _on_trouble(control, made, rank, text)):
+                _take_part(control, made, step, members, unique_id)
         except ChannelError as error:
             words = str(error)
             control.trouble(words)
-        finally:
-            control.on_trouble = None
     # Ranks that wait for one that failed say so only when their own time is over.
     said = control.gather(words, made.timeout_s + _MARGIN_S)
     missing = [f"rank {r} is lost: {control.lost[r]}" for r in control.ranks if r in control.lost]

@@ -14,7 +14,7 @@ from gymfast.errors import MissingDependencyError
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Double:
     folder = tmp_path_factory.mktemp("nccl_double")
-    os.environ["NCCL_DOUBLE_DIR"] = str(tmp_path_factory.mktemp("nccl_segments"))
+    os.environ["DOUBLE_SEGMENTS"] = str(tmp_path_factory.mktemp("nccl_segments"))
     double = Double(build(folder))
     try:
         double.load()

@@ -147,6 +147,7 @@ def test_R84_a_rank_that_does_not_get_into_the_communicator_is_an_error_on_all(
     assert all(words in str(error) for error in errors)
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_rank_that_is_lost_while_the_others_join_is_named_at_once(
     controls: Controls, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,7 +15,7 @@ namespace nccl_double {
 namespace {
 
 std::string folder() {
-  const char* name = getenv("NCCL_DOUBLE_DIR");
+  const char* name = getenv("DOUBLE_SEGMENTS");
   return name == nullptr ? "/dev/shm" : name;
 }
 
