@@ -37,7 +37,7 @@ class NcclLibrary:
 class NcclRank:
     """One rank of a communicator of NCCL (csrc/nccl/communicator.h)."""
 
-    def __init__(self, library: NcclLibrary, device: int, depth: int, stream: int = 0) -> None: ...
+    def __init__(self, library: NcclLibrary, device: int, depth: int, grace_s: float = 10.0) -> None: ...
 
     def join(self, unique_id: bytes, num_ranks: int, rank: int, max_ctas: int = 0) -> None:
         """Begins to make a communicator."""

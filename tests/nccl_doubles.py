@@ -84,7 +84,7 @@ class Double:
         self.set("device_count", 1)
         self.set("host_memory", 0)
         for rank in range(16):
-            for name in ("init_hangs", "async_error", "call_error", "is_silent"):
+            for name in ("init_hangs", "async_error", "call_error", "abort_hangs", "is_silent"):
                 self.set(name, 0, rank)
         self.calls()
 

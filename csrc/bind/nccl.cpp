@@ -40,10 +40,12 @@ constexpr double kLongest_s = 1e8;  // years: further ahead a clock overflows
   throw nb::python_error();
 }
 
-Clock::time_point after(double seconds) {
+Clock::duration to_duration(double seconds) {
   const std::chrono::duration<double> wait(std::clamp(seconds, 0.0, kLongest_s));
-  return Clock::now() + std::chrono::duration_cast<Clock::duration>(wait);
+  return std::chrono::duration_cast<Clock::duration>(wait);
 }
+
+Clock::time_point after(double seconds) { return Clock::now() + to_duration(seconds); }
 
 nb::bytes to_bytes(const UniqueId& id) { return nb::bytes(id.bytes, sizeof(id.bytes)); }
 
@@ -106,11 +108,11 @@ int ask_cuda(const Nccl& nccl, int (*gymfast::nccl::CudaTable::*call)(int*), con
 // A communicator and the slots of its next round, whose memory is taken once.
 class Rank {
  public:
-  Rank(const Nccl& nccl, int device, std::size_t depth, std::uintptr_t stream)
-      : nccl_(nccl), device_(device), depth_(depth) {
+  Rank(const Nccl& nccl, int device, std::size_t depth, double grace_s)
+      : nccl_(nccl), device_(device), depth_(depth), grace_s_(grace_s) {
     if (depth == 0) throw nb::value_error("depth is 0, expected 1 or more");
-    communicator_ = std::make_shared<Communicator>(nccl.with_cuda(), device, depth,
-                                                   reinterpret_cast<void*>(stream));
+    communicator_ =
+        std::make_shared<Communicator>(nccl.with_cuda(), device, depth, to_duration(grace_s));
     call([&] { return communicator_->open(); });
   }
   ~Rank() {
@@ -127,14 +129,14 @@ class Rank {
   }
 
   std::unique_ptr<Rank> shrink(std::vector<int> excluded, double timeout_s) {
-    auto child = std::make_unique<Rank>(nccl_, device_, depth_, 0);
+    auto child = std::make_unique<Rank>(nccl_, device_, depth_, grace_s_);
     const Clock::time_point until = after(timeout_s);
     child->call([&] { return child->communicator_->shrink(communicator_, excluded, until); });
     return child;
   }
 
   std::unique_ptr<Rank> grow(int num_ranks, const nb::bytes& id) {
-    auto child = std::make_unique<Rank>(nccl_, device_, depth_, 0);
+    auto child = std::make_unique<Rank>(nccl_, device_, depth_, grace_s_);
     const bool has_id = id.size() != 0;
     const UniqueId its_id = has_id ? to_id(id) : UniqueId{};
     child->call([&] {
@@ -215,6 +217,7 @@ class Rank {
   const Nccl nccl_;
   const int device_;
   const std::size_t depth_;
+  const double grace_s_;
   std::shared_ptr<Communicator> communicator_;
   std::vector<Slot> slots_;
 };
@@ -241,8 +244,8 @@ void bind_nccl(nb::module_& m) {
       });
 
   nb::class_<Rank>(m, "NcclRank", "One rank of a communicator of NCCL (csrc/nccl/communicator.h).")
-      .def(nb::init<const Nccl&, int, std::size_t, std::uintptr_t>(), "library"_a, "device"_a,
-           "depth"_a, "stream"_a = 0)
+      .def(nb::init<const Nccl&, int, std::size_t, double>(), "library"_a, "device"_a, "depth"_a,
+           "grace_s"_a = 10.0)
       .def("join", &Rank::join, "unique_id"_a, "num_ranks"_a, "rank"_a, "max_ctas"_a = 0,
            "Begins to make a communicator.")
       .def("shrink", &Rank::shrink, "excluded"_a, "timeout_s"_a,

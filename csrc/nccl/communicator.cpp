@@ -1,7 +1,10 @@
 #include "nccl/communicator.h"
 
 #include <algorithm>
+#include <condition_variable>
 #include <cstdio>
+#include <functional>
+#include <optional>
 #include <thread>
 
 namespace gymfast::nccl {
@@ -36,18 +39,37 @@ class OnDevice {
 
 Status refuse(const char* sentence) { return {Problem::kArgument, 0, sentence}; }
 
+// What a call came to that may hang inside NCCL, or nothing after `grace`; its thread is left then.
+std::optional<int> call_aside(std::function<int()> call, Clock::duration grace) {
+  struct Outcome {
+    std::mutex mutex;
+    std::condition_variable changed;
+    std::optional<int> result;
+  };
+  auto outcome = std::make_shared<Outcome>();
+  std::thread([outcome, call = std::move(call)] {
+    const int result = call();
+    const std::lock_guard<std::mutex> lock(outcome->mutex);
+    outcome->result = result;
+    outcome->changed.notify_all();
+  }).detach();
+  std::unique_lock<std::mutex> lock(outcome->mutex);
+  outcome->changed.wait_for(lock, grace, [&] { return outcome->result.has_value(); });
+  return outcome->result;
+}
+
 bool has_begun(int result) { return result == kNcclSuccess || result == kNcclInProgress; }
 
 }  // namespace
 
-Communicator::Communicator(const Library& library, int device, std::size_t depth, Stream stream)
+Communicator::Communicator(const Library& library, int device, std::size_t depth,
+                           Clock::duration grace)
     : library_(library),
       nccl_(library.nccl),
       cuda_(library.cuda),
       device_(device),
       depth_(depth),
-      stream_(stream),
-      owns_stream_(stream == nullptr),
+      grace_(grace),
       rounds_(depth) {}
 
 Communicator::~Communicator() { close(Clock::now()); }
@@ -55,11 +77,9 @@ Communicator::~Communicator() { close(Clock::now()); }
 Status Communicator::open() {
   const OnDevice on(cuda_, device_);
   if (on.result() != kCudaSuccess) return cuda_failed(on.result(), "cudaSetDevice");
-  if (owns_stream_) {
-    const int result = cuda_.stream_create_with_flags(&stream_, kStreamNonBlocking);
-    if (result != kCudaSuccess) return cuda_failed(result, "cudaStreamCreateWithFlags");
-  }
-  int result = cuda_.event_create_with_flags(&ready_, kEventDisableTiming);
+  int result = cuda_.stream_create_with_flags(&stream_, kStreamNonBlocking);
+  if (result != kCudaSuccess) return cuda_failed(result, "cudaStreamCreateWithFlags");
+  result = cuda_.event_create_with_flags(&ready_, kEventDisableTiming);
   for (Round& round : rounds_) {
     if (result != kCudaSuccess) break;
     result = cuda_.event_create_with_flags(&round.done, kEventDisableTiming);
@@ -206,27 +226,30 @@ Status Communicator::wait(std::size_t num_left, Clock::time_point until) {
 
 void Communicator::stop(bool is_kept) {
   is_stopped_ = true;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  std::unique_lock<std::mutex> lock(mutex_);
   if (is_kept && is_revoked_) return;
-  if (is_kept && is_ready_ && library_.has_revoke() &&
-      has_begun(nccl_.comm_revoke(comm_, kRevokeDefault))) {
-    is_revoked_ = true;
-    return;
-  }
-  end_comm();
-}
-
-// Aborts what there is: the parent too, while NCCL still makes this communicator of it.
-void Communicator::end_comm() {
-  if (parent_ != nullptr) {
-    const std::lock_guard<std::mutex> parent_lock(parent_->mutex_);
-    parent_->is_stopped_ = true;
-    parent_->end_comm();
-    parent_.reset();
-  }
-  if (comm_ != nullptr) nccl_.comm_abort(comm_);
+  const bool is_revocable = is_kept && is_ready_ && library_.has_revoke();
+  const Comm comm = comm_;
+  const std::shared_ptr<Communicator> parent = std::move(parent_);
+  // Nobody else goes into NCCL with it from here on.
   comm_ = nullptr;
-  is_ready_ = false;
+  lock.unlock();
+  // NCCL writes to comm_ while it makes this of the parent, which therefore ends first.
+  if (parent != nullptr) parent->stop(/*is_kept=*/false);
+  if (comm == nullptr) return;
+  const auto& nccl = nccl_;
+  if (is_revocable) {
+    const auto revoke = [&nccl, comm] { return nccl.comm_revoke(comm, kRevokeDefault); };
+    const std::optional<int> result = call_aside(revoke, grace_);
+    lock.lock();
+    is_revoked_ = result.has_value() && has_begun(*result);
+    is_stuck_ = !result.has_value();
+    if (is_revoked_) comm_ = comm;
+    if (is_revoked_ || is_stuck_) return;
+    lock.unlock();
+  }
+  const auto abort = [&nccl, comm] { return nccl.comm_abort(comm); };
+  if (!call_aside(abort, grace_).has_value()) is_stuck_ = true;
 }
 
 void Communicator::close(Clock::time_point until) {
@@ -244,13 +267,14 @@ void Communicator::close(Clock::time_point until) {
   }
   stop(/*is_kept=*/false);
   const std::lock_guard<std::mutex> lock(mutex_);
-  if (is_closed_) return;
+  // Work of an NCCL that hangs may be on the stream for ever: nothing waits for it.
+  if (is_closed_ || is_stuck_) return;
   is_closed_ = true;
   for (Round& round : rounds_) {
     if (round.done != nullptr) cuda_.event_destroy(round.done);
   }
   if (ready_ != nullptr) cuda_.event_destroy(ready_);
-  if (owns_stream_ && stream_ != nullptr) cuda_.stream_destroy(stream_);
+  if (stream_ != nullptr) cuda_.stream_destroy(stream_);
 }
 
 bool Communicator::is_usable() const {

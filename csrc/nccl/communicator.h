@@ -44,14 +44,14 @@ using Clock = std::chrono::steady_clock;
 
 class Communicator {
  public:
-  // Without a rank until join, or as the result of shrink or grow. `stream` is the caller's, or
-  // null for one of its own.
-  Communicator(const Library& library, int device, std::size_t depth, Stream stream);
+  // Without a rank until join, shrink or grow. `grace` is how long NCCL may take to abort before it
+  // is left alone.
+  Communicator(const Library& library, int device, std::size_t depth, Clock::duration grace);
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
-  // Events and, if none was given, a stream. Comes before anything else.
+  // A stream and events. Comes before anything else.
   Status open();
 
   // Each begins to make the communicator; it is usable once wait_until_ready says so. max_ctas 0
@@ -111,7 +111,6 @@ class Communicator {
   Status nccl_failed(int result, const char* call, Comm comm);
   Status cuda_failed(int result, const char* call);
   Status keep(Status status);
-  void end_comm();
   template <class Done>
   Status poll_until(Done&& is_done, const char* call, Clock::time_point until);
 
@@ -120,8 +119,8 @@ class Communicator {
   const CudaTable& cuda_;
   const int device_;
   const std::size_t depth_;
-  Stream stream_;
-  const bool owns_stream_;
+  const Clock::duration grace_;
+  Stream stream_ = nullptr;
   Event ready_ = nullptr;
   std::vector<Round> rounds_;  // a ring
   std::size_t first_ = 0;
@@ -137,6 +136,7 @@ class Communicator {
   bool is_in_progress_ = false;
   bool is_revoked_ = false;
   bool is_closed_ = false;
+  std::atomic<bool> is_stuck_{false};  // NCCL did not come back within the grace
   std::atomic<bool> is_stopped_{false};
   Status failure_;        // the first; it stays
   char words_[256] = {};  // of NCCL about it

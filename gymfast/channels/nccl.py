@@ -17,6 +17,7 @@ from gymfast.errors import ChannelError
 T = TypeVar("T")
 _LOOK_S = 0.1
 _CLOSE_S = 5.0
+_GRACE_S = 10.0  # for an abort, which hangs in some versions of NCCL
 
 
 class NcclChannel(Channel):
@@ -50,7 +51,7 @@ class NcclChannel(Channel):
         """Ranks of the control plane in the order that NCCL has them."""
         self._library, self._device, self._control = library, device, control
         self._ranks = self.members  # by position
-        self._nccl = NcclRank(library, device, depth)
+        self._nccl = NcclRank(library, device, depth, min(timeout_s, _GRACE_S))
         self._held: deque[Sequence[Slot]] = deque()  # memory of the rounds under way
         self._since_s = 0.0
         self._lock = threading.Lock()

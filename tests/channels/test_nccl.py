@@ -14,6 +14,7 @@ from nccl_doubles import Double
 
 from gymfast.buckets import BucketTensor
 from gymfast.channels import BucketTransfer, Channel, Slot
+from gymfast.channels.device_memory import DeviceMemory
 from gymfast.channels.nccl import NcclChannel
 from gymfast.channels.nccl_group import Way, choose_way, open_nccl
 from gymfast.errors import ChannelError
@@ -103,6 +104,28 @@ def test_roots_are_grouped_and_all_ranks_issue_the_same_groups(
     assert by_rank[0] == ["init 3", *["group 0:512 2:512"] * 12, "group 0:31 2:31"]
     assert by_rank[1] == by_rank[2] == by_rank[0]
     assert calls.count("unique_id") == 1
+    close(*channels)
+
+
+def test_tensors_of_torch_go_through_the_memory_of_a_device(
+    controls: Controls, double: Double
+) -> None:
+    torch = pytest.importorskip("torch")
+    channels = opened(controls, double)
+    transfers, arrays, every = transfers_of(controls, channels, [0, 2], memory=DeviceMemory("cpu"))
+    memory = [{n: torch.from_numpy(t) for n, t in one.items()} for one in arrays]
+    for version in range(3):
+        assert [report.failed for report in run(transfers, memory)] == [{}, {}, {}]
+        assert all((m[name] == every[name]).all() for m in arrays for name in every), version
+    close(*channels)
+
+
+def test_digests_of_different_kinds_are_refused(controls: Controls, double: Double) -> None:
+    channels = opened(controls, double)
+    transfers, _, _ = transfers_of(controls, channels, [0])
+    transfers[1] = transfers_of(controls, channels, [0], memory=DeviceMemory("cpu"))[0][1]
+    errors = in_threads(*(transfer.agree for transfer in transfers))
+    assert all("rank 1 cannot take part: the digest is 'weighted" in str(e) for e in errors), errors
     close(*channels)
 
 
@@ -209,6 +232,28 @@ def test_I51_R78_a_rank_that_dies_is_named_on_all_others_by_the_deadline(
     for error in results[:2]:
         assert isinstance(error, ChannelError)
         assert "rank 2" in str(error)
+    close(*channels)
+
+
+def test_R78_an_abort_that_hangs_inside_nccl_holds_nobody_up(double: Double) -> None:
+    channels = channels_of(double, 2, timeout_s=0.5)
+    for name in ("abort_hangs", "is_silent"):
+        double.set(name, 1, rank=0)
+    begin_s = time.monotonic()
+    channels[0].begin([Slot(0, np.zeros(9, np.uint8))])
+    with pytest.raises(ChannelError, match="was not complete within"):
+        channels[0].finish()
+    close(channels[0])
+    assert time.monotonic() - begin_s < 5
+    double.reset()
+    close(channels[1])
+
+
+def test_R71_memory_with_gaps_is_refused(double: Double) -> None:
+    channels = channels_of(double, 1)
+    for memory in (np.zeros(9, np.uint8)[::2], np.zeros(9, np.uint16)):
+        with pytest.raises(ValueError, match="not a contiguous array of bytes"):
+            channels[0].begin([Slot(0, memory)])
     close(*channels)
 
 

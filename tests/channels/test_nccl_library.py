@@ -184,6 +184,7 @@ def test_the_real_nccl_takes_our_calls_until_it_needs_a_gpu(double: Double) -> N
 def run_doctor(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-P", "-m", "gymfast", "doctor", "nccl", *arguments]
     environment = os.environ | {"NCCL_ALGO": "Ring", "PYTORCH_ALLOC_CONF": ""}
+    environment.pop("GYMFAST_NCCL", None)
     return subprocess.run(
         command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment
     )

@@ -30,6 +30,7 @@ struct Knobs {
   std::atomic<int> init_hangs[kMaxRanks]{};   // 1: the rank calls and never gets there
   std::atomic<int> async_error[kMaxRanks]{};  // what the next look at the communicator finds
   std::atomic<int> call_error[kMaxRanks]{};   // what the next broadcast returns
+  std::atomic<int> abort_hangs[kMaxRanks]{};  // 1: abort does not come back
   std::atomic<int> is_silent[kMaxRanks]{};    // 1: others do not notice that the rank is gone
 };
 Knobs& knobs();

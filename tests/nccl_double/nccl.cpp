@@ -136,6 +136,7 @@ EXPORT int double_set(const char* name, int rank, int value) {
   if (what == "init_hangs") all.init_hangs[rank] = value;
   if (what == "async_error") all.async_error[rank] = value;
   if (what == "call_error") all.call_error[rank] = value;
+  if (what == "abort_hangs") all.abort_hangs[rank] = value;
   if (what == "is_silent") all.is_silent[rank] = value;
   return 0;
 }
@@ -220,6 +221,9 @@ EXPORT int ncclCommDestroy(Comm* comm) {
 
 EXPORT int ncclCommAbort(Comm* comm) {
   log(who(*comm) + "abort");
+  while (knobs().abort_hangs[comm->group.rank] != 0) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
   release(comm);
   return kSuccess;
 }
