@@ -1,219 +1,187 @@
-"""The channel over NCCL: memory on GPUs, one communicator, rounds of grouped broadcasts."""
+"""The channel over NCCL: its communicator, and another one when ranks were lost or came."""
 
 from __future__ import annotations
 
+import logging
 import sys
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from gymfast._core import NcclLibrary, NcclRank
-from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Channel, Memory, Slot
+from gymfast.channels.agreement import Terms, agree
+from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S
 from gymfast.channels.control import Control
+from gymfast.channels.nccl_channel import NcclChannel
+from gymfast.channels.nccl_library import environment_of, load, warn_of_expandable_segments
 from gymfast.errors import ChannelError
 
-T = TypeVar("T")
-_LOOK_S = 0.1
-_CLOSE_S = 5.0
-_GRACE_S = 10.0  # for an abort, which hangs in some versions of NCCL
+__all__ = ["NcclChannel", "Way", "choose_way", "open_nccl"]
+_log = logging.getLogger(__name__)
+_MARGIN_S = 10.0
 
 
-class NcclChannel(Channel):
-    """One rank of a communicator. Memory is that of a GPU: flat torch tensors of bytes.
+@dataclass(frozen=True)
+class Way:
+    """How a communicator comes to be: "make", "shrink" or "grow"; `members` in NCCL's order."""
 
-    A rank that dies ends the rounds of all: see open_nccl for how those that are left go on. NCCL
-    does not compare sizes: BucketTransfer.agree does, before a byte moves. A round waits for what
-    torch's current stream was given before, and runs on a stream of its own.
+    how: str
+    members: tuple[int, ...]
+
+
+def choose_way(ranks: Sequence[int], offers: Mapping[int, Sequence[Any]]) -> Way:
+    """What all ranks do, by what each offers: members it is among, can shrink, can grow.
+
+    Shrink and grow keep what NCCL has set up; they need one communicator that all old ranks share.
     """
+    anew = Way("make", tuple(ranks))
+    old = {tuple(members) for members, _, _ in offers.values() if members}
+    if len(old) != 1 or 0 not in next(iter(old)):
+        return anew
+    members = next(iter(old))
+    stay = [rank for rank in members if rank in ranks]
+    new = [rank for rank in ranks if rank not in members]
+    if any(not offers[rank][0] for rank in stay):
+        return anew
+    if new and len(stay) == len(members) and all(offers[rank][2] for rank in ranks):
+        return Way("grow", (*members, *new))
+    if not new and len(stay) < len(members) and all(offers[rank][1] for rank in stay):
+        return Way("shrink", tuple(stay))
+    return anew
 
-    def __init__(
-        self,
-        library: NcclLibrary,
-        rank: int,
-        num_ranks: int,
-        *,
-        device: int = 0,
-        depth: int = DEFAULT_DEPTH,
-        timeout_s: float = DEFAULT_TIMEOUT_S,
-        control: Control | None = None,
-    ) -> None:
-        """A channel that belongs to no communicator yet: see join.
 
-        Raises ValueError as Channel does, MissingDependencyError without a CUDA runtime,
-        ChannelError without a GPU of that number.
-        """
-        super().__init__(rank, num_ranks, depth=depth, timeout_s=timeout_s)
-        self.environment: dict[str, str] = {}
-        """What has to be equal on all ranks: for BucketTransfer."""
-        self.members: tuple[int, ...] = control.ranks if control else tuple(range(num_ranks))
-        """Ranks of the control plane in the order that NCCL has them."""
-        self._library, self._device, self._control = library, device, control
-        self._ranks = self.members  # by position
-        self._nccl = NcclRank(library, device, depth, min(timeout_s, _GRACE_S))
-        self._held: deque[Sequence[Slot]] = deque()  # memory of the rounds under way
-        self._since_s = 0.0
-        self._lock = threading.Lock()
-        self._failure: ChannelError | None = None
-        self._is_closed = False
+def open_nccl(
+    control: Control,
+    *,
+    replaces: NcclChannel | None = None,
+    device: int | None = None,
+    path: str = "",
+    cuda_path: str = "",
+    depth: int = DEFAULT_DEPTH,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    max_ctas: int = 0,
+) -> NcclChannel:
+    """A channel over NCCL between the ranks of a formation; called by all of them.
 
-    @property
-    def lost(self) -> Mapping[int, str]:
-        """Ranks that the control plane has lost, and why; NCCL itself names none."""
-        known = self._control.lost if self._control else {}
-        return {p: known[rank] for p, rank in enumerate(self._ranks) if rank in known}
+    After ranks were lost or came: form() again, then all call this with the channel that the new
+    one replaces (None on ranks that are new), which is closed. It shrinks or grows where NCCL
+    and the state of the old channel allow it, and is made anew otherwise. `device` is the number
+    of this rank's GPU, by default torch's current one.
+    Raises MissingDependencyError without NCCL or CUDA, ChannelError, on all ranks, if versions or
+    settings differ or a rank does not get into the communicator by the deadline.
+    """
+    library = load(path, cuda_path)
+    warn_of_expandable_segments()
+    environment = environment_of(library)
+    agree(control, Terms({}, depth, environment), timeout_s)
 
-    @property
-    def can_shrink(self) -> bool:
-        """Whether a communicator without some of the ranks can be made of this one."""
-        return self._nccl.can_shrink
+    def channel() -> NcclChannel:
+        made = NcclChannel(
+            library,
+            control.ranks.index(control.rank),
+            len(control.ranks),
+            device=_current_device() if device is None else device,
+            depth=depth,
+            timeout_s=timeout_s,
+            control=control,
+        )
+        made.environment = environment
+        return made
 
-    @property
-    def is_usable(self) -> bool:
-        """Whether nothing has gone wrong so far."""
-        return self._failure is None and self._nccl.is_usable
+    offer = [
+        list(replaces.members) if replaces else [],
+        replaces is not None and replaces.can_shrink,
+        "grow" in library.features and (replaces is None or replaces.is_usable),
+    ]
+    offers = control.gather(offer, timeout_s)
+    way = choose_way(control.ranks, offers) if control.rank == 0 else None
+    try:
+        how = str(control.share(way.how if way else None, timeout_s))
+        if how != "make":
+            members = way.members if way else ()
+            made, words = _attempt(control, channel(), _Step(how, members, replaces, max_ctas))
+            if not words:
+                return made
+            _log.warning("NCCL did not %s the communicator, it is made anew: %s", how, words)
+        made, words = _attempt(control, channel(), _Step("make", (), None, max_ctas))
+        if words:
+            raise ChannelError(words)
+        return made
+    finally:
+        if replaces is not None:
+            _close_replaced(replaces, control)
 
-    def join(self, unique_id: bytes, *, max_ctas: int = 0) -> None:
-        """Becomes part of a communicator, together with all other ranks.
 
-        `max_ctas` is the number of thread blocks that NCCL may take; 0 leaves it to NCCL.
-        Raises ChannelError if a rank is lost, or by the deadline.
-        """
-        place = self.members.index(self._ranks[self.rank])
-        self._call(lambda: self._nccl.join(unique_id, self.num_ranks, place, max_ctas))
-        self._get_ready("ncclCommInitRankConfig")
+@dataclass(frozen=True)
+class _Step:
+    """One attempt to make a communicator."""
 
-    def shrink(self, parent: NcclChannel) -> None:
-        """Takes the place of a channel with more ranks; called by those that are left."""
-        rank = self._ranks[self.rank]
-        self.members = tuple(one for one in parent.members if one in self._ranks)
-        excluded = [n for n, one in enumerate(parent.members) if one not in self._ranks]
-        if rank not in parent.members:
-            raise ValueError(f"rank {rank} was not in the communicator that is to shrink")
-        self._nccl = self._call(lambda: parent._nccl.shrink(excluded, self.timeout_s))
-        self._get_ready("ncclCommShrink")
+    how: str
+    members: tuple[int, ...]  # known on rank 0
+    replaces: NcclChannel | None
+    max_ctas: int
 
-    def grow(self, parent: NcclChannel | None, members: Sequence[int], unique_id: bytes) -> None:
-        """Takes the place of a channel with fewer ranks, or of none on a new rank.
 
-        `unique_id` is that of id_to_grow on the rank that asked for it and on new ranks.
-        """
-        self.members = tuple(members)
-        if parent is not None:
-            nccl = parent._nccl
-            self._nccl = self._call(lambda: nccl.grow(self.num_ranks, unique_id))
-        else:
-            place = self.members.index(self._ranks[self.rank])
-            self._call(lambda: self._nccl.grow_into(unique_id, self.num_ranks, place))
-        self._get_ready("ncclCommGrow")
-
-    def new_id(self) -> bytes:
-        """What all ranks of a communicator need; asked for on one of them."""
-        return self._library.unique_id()
-
-    def id_to_grow(self) -> bytes:
-        """What new ranks need; asked for on one rank, which passes it to grow."""
-        return self._call(self._nccl.id_to_grow)
-
-    def begin(self, slots: Sequence[Slot]) -> None:
-        places = [(self._place(slot.root), *_address(slot.memory)) for slot in slots]
-        self.finish(self.depth - 1)
-        producer = _current_stream(slots)
-        if not self._held:
-            self._since_s = time.monotonic()
-        left_s = self._since_s + self.timeout_s - time.monotonic()
-        if not self._call(lambda: self._nccl.begin(places, producer, left_s)):
-            raise self._late("a round was not launched")
-        self._held.append(slots)
-
-    def finish(self, num_left: int = 0) -> None:
-        while True:
-            self._let_go()
-            # Oldest first: each has a deadline of its own.
-            wanted = max(num_left, len(self._held) - 1)
-            left_s = self._since_s + self.timeout_s - time.monotonic()
-            if not self._call(lambda n=wanted, s=left_s: self._nccl.wait(n, s)):  # type: ignore[misc]
-                raise self._late("a round was not complete")
-            self._let_go()
-            if len(self._held) <= num_left:
-                return
-
-    def abort(self, reason: str) -> None:
-        self._fail(ChannelError(f"aborted on rank {self.rank}: {reason}"))
-
-    def close(self) -> None:
-        if self._is_closed:
-            return
-        self._is_closed = True
-        if self._held:
-            self.abort("the channel was closed")
-        self._nccl.close(min(self.timeout_s, _CLOSE_S))
-        self._held.clear()
-
-    def discard(self) -> None:
-        """Closes without asking the other ranks, some of which are gone."""
-        self._nccl.stop(is_kept=False)
-        self.close()
-
-    def _get_ready(self, call: str) -> None:
-        """Returns once the communicator can be used; a rank that is lost meanwhile ends it."""
-        deadline_s = time.monotonic() + self.timeout_s
-        while not self._call(lambda: self._nccl.wait_until_ready(_LOOK_S)):
-            if self.lost or time.monotonic() > deadline_s:
-                raise self._late(f"{call} was not complete")
-
-    def _let_go(self) -> None:
-        """Gives the memory of finished rounds back."""
-        while len(self._held) > self._nccl.num_under_way:
-            self._held.popleft()
-            self._since_s = time.monotonic()
-
-    def _late(self, what: str) -> ChannelError:
-        """The failure that something took too long, or waits for a rank that is lost."""
-        lost = self.lost
-        names = "; ".join(f"rank {rank} is lost: {why}" for rank, why in sorted(lost.items()))
-        why = names or "another rank does not take part, and none is known to be lost"
-        text = f"rank {self.rank}: {what} within {self.timeout_s:g} s: {why}"
-        return self._fail(ChannelError(text, tuple(sorted(lost))))
-
-    def _fail(self, error: ChannelError) -> ChannelError:
-        """Ends all rounds; what went wrong first is told from then on."""
-        with self._lock:
-            self._failure = self._failure or error
-        self._nccl.stop(is_kept=True)
-        return ChannelError(str(self._failure), self._failure.ranks)
-
-    def _call(self, work: Callable[[], T]) -> T:
-        if self._failure is not None:
-            raise ChannelError(str(self._failure), self._failure.ranks)
+def _attempt(control: Control, made: NcclChannel, step: _Step) -> tuple[NcclChannel, str]:
+    """The channel, and why some rank is not in its communicator, in words; then it is closed."""
+    words = ""
+    unique_id = b""
+    try:
+        if control.rank == 0 and step.how != "shrink":
+            unique_id = _unique_id(made, step)
+    except ChannelError as error:
+        words = str(error)
+    members, unique_id, words = control.share([step.members, unique_id, words], made.timeout_s)
+    if not words:
         try:
-            return work()
+            with control.watching(lambda rank, text: _on_trouble(control, made, rank, text)):
+                _take_part(control, made, step, members, unique_id)
         except ChannelError as error:
-            raise self._fail(error) from error
-
-    def _place(self, root: int) -> int:
-        """The number that NCCL has for a position."""
-        if not 0 <= root < self.num_ranks:
-            raise ValueError(f"root is {root} in a group of {self.num_ranks}")
-        return self.members.index(self._ranks[root])
-
-
-def _address(memory: Memory) -> tuple[int, int]:
-    """Where flat bytes begin and how many there are."""
-    if hasattr(memory, "data_ptr"):
-        if not memory.is_contiguous() or memory.element_size() != 1:
-            raise ValueError("memory of a round is not a contiguous tensor of bytes")
-        return int(memory.data_ptr()), int(memory.numel())
-    if not memory.flags.c_contiguous or memory.itemsize != 1:
-        raise ValueError("memory of a round is not a contiguous array of bytes")
-    return int(memory.ctypes.data), int(memory.nbytes)
+            words = str(error)
+            control.trouble(words)
+    # Ranks that wait for one that failed say so only when their own time is over.
+    said = control.gather(words, made.timeout_s + _MARGIN_S)
+    missing = [f"rank {r} is lost: {control.lost[r]}" for r in control.ranks if r in control.lost]
+    every = "; ".join(dict.fromkeys([*missing, *(text for text in said.values() if text)]))
+    words = str(control.share(every, made.timeout_s + 2 * _MARGIN_S))
+    if words:
+        made.discard()
+    return made, words
 
 
-def _current_stream(slots: Sequence[Slot]) -> int:
-    """The stream on which the caller works on the memory; 0 is CUDA's default."""
-    for slot in slots:
-        memory: Any = slot.memory
-        if getattr(memory, "is_cuda", False):
-            return int(sys.modules["torch"].cuda.current_stream(memory.device).cuda_stream)
-    return 0
+def _take_part(
+    control: Control, made: NcclChannel, step: _Step, members: Sequence[int], unique_id: bytes
+) -> None:
+    if step.how == "make":
+        made.join(unique_id, max_ctas=step.max_ctas)
+    elif step.how == "grow":
+        is_new = step.replaces is None
+        made.grow(step.replaces, members, unique_id if is_new or control.rank == 0 else b"")
+    elif step.replaces is not None:
+        made.shrink(step.replaces)
+
+
+def _on_trouble(control: Control, made: NcclChannel, rank: int, text: str) -> None:
+    """A rank is lost or failed while others wait for it inside NCCL."""
+    made.abort(f"rank {rank}: {text}")
+    if control.rank == 0:
+        control.trouble(f"rank {rank}: {text}")
+
+
+def _unique_id(made: NcclChannel, step: _Step) -> bytes:
+    if step.how == "grow":
+        assert step.replaces is not None  # rank 0 is among the old ranks: choose_way
+        return step.replaces.id_to_grow()
+    return made.new_id()
+
+
+def _close_replaced(old: NcclChannel, control: Control) -> None:
+    """Other ranks are asked to take part only if all of them are there."""
+    if set(old.members) <= set(control.ranks) and old.is_usable:
+        old.close()
+    else:
+        old.discard()
+
+
+def _current_device() -> int:
+    torch = sys.modules.get("torch")
+    return int(torch.cuda.current_device()) if torch and torch.cuda.is_available() else 0

@@ -15,8 +15,7 @@ from nccl_doubles import Double
 from gymfast.buckets import BucketTensor
 from gymfast.channels import BucketTransfer, Channel, Slot
 from gymfast.channels.device_memory import DeviceMemory
-from gymfast.channels.nccl import NcclChannel
-from gymfast.channels.nccl_group import Way, choose_way, open_nccl
+from gymfast.channels.nccl import NcclChannel, Way, choose_way, open_nccl
 from gymfast.errors import ChannelError
 from gymfast.testing.channel_contract import ChannelContract, Make, noise
 from gymfast.testing.channel_contract import in_threads as in_ranks
@@ -148,10 +147,10 @@ def test_plans_that_differ_are_found_before_nccl_is_asked(
 def test_settings_that_differ_are_found_before_nccl_is_asked(
     controls: Controls, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gymfast.channels import nccl_group
+    from gymfast.channels import nccl
 
     found = iter([{"NCCL": "2.30.7"}, {"NCCL": "2.30.7", "NCCL_ALGO": "Ring"}, {"NCCL": "2.30.7"}])
-    monkeypatch.setattr(nccl_group, "environment_of", lambda _: next(found))
+    monkeypatch.setattr(nccl, "environment_of", lambda _: next(found))
     errors = opened(controls, double)
     assert len({str(error) for error in errors}) == 1
     assert "cannot take part: NCCL_ALGO is" in str(errors[0])

@@ -19,8 +19,7 @@ from nccl_doubles import NEW_FUNCTIONS, ROOT, Double, build
 
 from gymfast.buckets import BucketTensor
 from gymfast.channels import BucketTransfer, Hub, Slot, connect
-from gymfast.channels.nccl import NcclChannel
-from gymfast.channels.nccl_group import open_nccl
+from gymfast.channels.nccl import NcclChannel, open_nccl
 from gymfast.testing.channel_contract import noise
 
 
