@@ -83,6 +83,10 @@ class NcclRank:
     def is_usable(self) -> bool: ...
 
     @property
+    def is_stuck(self) -> bool:
+        """Whether NCCL may still use the memory of unfinished rounds."""
+
+    @property
     def rank(self) -> int: ...
 
     @property

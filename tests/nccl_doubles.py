@@ -38,7 +38,7 @@ def build(
     name: str = "whole/libnccl_double.so",
     *,
     hidden: tuple[str, ...] = (),
-    flags: tuple[str, ...] = ("-O1",),
+    flags: tuple[str, ...] = ("-O0",),
 ) -> Path:
     """The double under a name in the folder; `hidden` functions are those it does not have.
 

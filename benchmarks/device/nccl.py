@@ -107,6 +107,7 @@ def _run_group(
             except subprocess.TimeoutExpired:
                 child.kill()
         hub.close()
+        _write(options, document)
 
 
 def _phase(run: Any, name: str, phase: dict[str, str]) -> None:
@@ -129,6 +130,10 @@ def _tell(
                 f"{row['algbw_gbps']:>8.2f} GB/s, copy {row['copy_gbps']:.2f} GB/s",
                 flush=True,
             )
+    _write(options, document)
+
+
+def _write(options: argparse.Namespace, document: dict[str, Any]) -> None:
     (options.out / "nccl.json").write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -267,6 +267,9 @@ void bind_nccl(nb::module_& m) {
       .def_prop_ro("num_under_way", [](const Rank& r) { return r.communicator().num_under_way(); })
       .def_prop_ro("can_shrink", [](const Rank& r) { return r.communicator().can_shrink(); })
       .def_prop_ro("is_usable", [](const Rank& r) { return r.communicator().is_usable(); })
+      .def_prop_ro(
+          "is_stuck", [](const Rank& r) { return r.communicator().is_stuck(); },
+          "Whether NCCL may still use the memory of unfinished rounds.")
       .def_prop_ro("rank", [](const Rank& r) { return r.communicator().rank(); })
       .def_prop_ro("num_ranks", [](const Rank& r) { return r.communicator().num_ranks(); });
 

@@ -90,6 +90,7 @@ struct CudaTable {
   int (*set_device)(int) = nullptr;
   int (*stream_create_with_flags)(Stream*, unsigned) = nullptr;
   int (*stream_destroy)(Stream) = nullptr;
+  int (*stream_query)(Stream) = nullptr;
   int (*stream_wait_event)(Stream, Event, unsigned) = nullptr;
   int (*event_create_with_flags)(Event*, unsigned) = nullptr;
   int (*event_destroy)(Event) = nullptr;

@@ -267,14 +267,27 @@ void Communicator::close(Clock::time_point until) {
   }
   stop(/*is_kept=*/false);
   const std::lock_guard<std::mutex> lock(mutex_);
-  // Work of an NCCL that hangs may be on the stream for ever: nothing waits for it.
-  if (is_closed_ || is_stuck_) return;
+  // Work of an NCCL that hangs may be on the stream for ever: it is left there, and said.
+  if (is_closed_ || is_stuck_ || !becomes_idle()) return;
   is_closed_ = true;
   for (Round& round : rounds_) {
     if (round.done != nullptr) cuda_.event_destroy(round.done);
   }
   if (ready_ != nullptr) cuda_.event_destroy(ready_);
   if (stream_ != nullptr) cuda_.stream_destroy(stream_);
+}
+
+// Whether the stream is done, and with it the memory of all rounds; is_stuck_ if not in time.
+bool Communicator::becomes_idle() {
+  const Clock::time_point until = Clock::now() + grace_;
+  while (stream_ != nullptr && cuda_.stream_query(stream_) == kCudaNotReady) {
+    if (Clock::now() >= until) {
+      is_stuck_ = true;
+      return false;
+    }
+    std::this_thread::sleep_for(kLongestPause);
+  }
+  return true;
 }
 
 bool Communicator::is_usable() const {

@@ -87,6 +87,8 @@ class Communicator {
 
   bool is_usable() const;  // ready, not stopped, nothing failed
   bool can_shrink() const;
+  // Whether NCCL did not come back, so that it may still use the memory of unfinished rounds.
+  bool is_stuck() const { return is_stuck_; }
   int rank() const { return rank_; }
   int num_ranks() const { return num_ranks_; }
 
@@ -111,6 +113,7 @@ class Communicator {
   Status nccl_failed(int result, const char* call, Comm comm);
   Status cuda_failed(int result, const char* call);
   Status keep(Status status);
+  bool becomes_idle();
   template <class Done>
   Status poll_until(Done&& is_done, const char* call, Clock::time_point until);
 

@@ -100,6 +100,7 @@ std::vector<Symbol> symbols_of(CudaTable* table) {
           {"cudaSetDevice", &table->set_device, true},
           {"cudaStreamCreateWithFlags", &table->stream_create_with_flags, true},
           {"cudaStreamDestroy", &table->stream_destroy, true},
+          {"cudaStreamQuery", &table->stream_query, true},
           {"cudaStreamWaitEvent", &table->stream_wait_event, true},
           {"cudaEventCreateWithFlags", &table->event_create_with_flags, true},
           {"cudaEventDestroy", &table->event_destroy, true},

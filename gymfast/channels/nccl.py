@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,8 +12,8 @@ from gymfast.channels.agreement import Terms, agree
 from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S
 from gymfast.channels.control import Control
 from gymfast.channels.nccl_channel import NcclChannel
-from gymfast.channels.nccl_library import environment_of, load, warn_of_expandable_segments
-from gymfast.errors import ChannelError
+from gymfast.channels.nccl_library import load, warn_of_expandable_segments
+from gymfast.errors import ChannelError, GymfastError, MissingDependencyError
 
 __all__ = ["NcclChannel", "Way", "choose_way", "open_nccl"]
 _log = logging.getLogger(__name__)
@@ -69,14 +69,11 @@ def open_nccl(
     Raises MissingDependencyError without NCCL or CUDA, ChannelError, on all ranks, if versions or
     settings differ or a rank does not get into the communicator by the deadline.
     """
-    library = load(path, cuda_path)
     warn_of_expandable_segments()
-    environment = environment_of(library)
-    agree(control, Terms({}, depth, environment), timeout_s)
 
     def channel() -> NcclChannel:
-        made = NcclChannel(
-            library,
+        return NcclChannel(
+            load(path, cuda_path),
             control.ranks.index(control.rank),
             len(control.ranks),
             device=_current_device() if device is None else device,
@@ -84,13 +81,12 @@ def open_nccl(
             timeout_s=timeout_s,
             control=control,
         )
-        made.environment = environment
-        return made
 
+    first = _agreed(control, channel, depth, timeout_s)
     offer = [
         list(replaces.members) if replaces else [],
         replaces is not None and replaces.can_shrink,
-        "grow" in library.features and (replaces is None or replaces.is_usable),
+        first.can_grow and (replaces is None or replaces.is_usable),
     ]
     offers = control.gather(offer, timeout_s)
     way = choose_way(control.ranks, offers) if control.rank == 0 else None
@@ -98,17 +94,39 @@ def open_nccl(
         how = str(control.share(way.how if way else None, timeout_s))
         if how != "make":
             members = way.members if way else ()
-            made, words = _attempt(control, channel(), _Step(how, members, replaces, max_ctas))
+            words = _attempt(control, first, _Step(how, members, replaces, max_ctas))
             if not words:
-                return made
+                return first
             _log.warning("NCCL did not %s the communicator, it is made anew: %s", how, words)
-        made, words = _attempt(control, channel(), _Step("make", (), None, max_ctas))
-        if words:
+            first = channel()
+        if words := _attempt(control, first, _Step("make", (), None, max_ctas)):
             raise ChannelError(words)
-        return made
+        return first
     finally:
         if replaces is not None:
             _close_replaced(replaces, control)
+
+
+def _agreed(
+    control: Control, channel: Callable[[], NcclChannel], depth: int, timeout_s: float
+) -> NcclChannel:
+    """A channel without a communicator, if all ranks have one and the same environment."""
+    made: NcclChannel | None = None
+    problem: GymfastError | None = None
+    try:
+        made = channel()
+    except (ChannelError, MissingDependencyError) as error:
+        problem = error  # the others hear of it instead of waiting
+    environment = made.environment if made else {"NCCL": str(problem)}
+    try:
+        agree(control, Terms({}, depth, environment), timeout_s)
+    except ChannelError:
+        if made is not None:
+            made.discard()
+        raise
+    if made is None:
+        raise problem or ChannelError("no channel was made")
+    return made
 
 
 @dataclass(frozen=True)
@@ -121,8 +139,8 @@ class _Step:
     max_ctas: int
 
 
-def _attempt(control: Control, made: NcclChannel, step: _Step) -> tuple[NcclChannel, str]:
-    """The channel, and why some rank is not in its communicator, in words; then it is closed."""
+def _attempt(control: Control, made: NcclChannel, step: _Step) -> str:
+    """Why some rank is not in the communicator, in words; the channel is closed then."""
     words = ""
     unique_id = b""
     try:
@@ -145,7 +163,7 @@ def _attempt(control: Control, made: NcclChannel, step: _Step) -> tuple[NcclChan
     words = str(control.share(every, made.timeout_s + 2 * _MARGIN_S))
     if words:
         made.discard()
-    return made, words
+    return words
 
 
 def _take_part(

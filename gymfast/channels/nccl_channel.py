@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import time
@@ -12,9 +13,12 @@ from typing import Any, TypeVar
 from gymfast._core import NcclLibrary, NcclRank
 from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Channel, Memory, Slot
 from gymfast.channels.control import Control
+from gymfast.channels.nccl_library import environment_of
 from gymfast.errors import ChannelError
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
+_abandoned: list[Sequence[Slot]] = []  # memory that an NCCL that hangs may still write to
 _LOOK_S = 0.1
 _CLOSE_S = 5.0
 _GRACE_S = 10.0  # for an abort, which hangs in some versions of NCCL
@@ -45,7 +49,7 @@ class NcclChannel(Channel):
         ChannelError without a GPU of that number.
         """
         super().__init__(rank, num_ranks, depth=depth, timeout_s=timeout_s)
-        self.environment: dict[str, str] = {}
+        self.environment = environment_of(library)
         """What has to be equal on all ranks: for BucketTransfer."""
         self.members: tuple[int, ...] = control.ranks if control else tuple(range(num_ranks))
         """Ranks of the control plane in the order that NCCL has them."""
@@ -68,6 +72,11 @@ class NcclChannel(Channel):
     def can_shrink(self) -> bool:
         """Whether a communicator without some of the ranks can be made of this one."""
         return self._nccl.can_shrink
+
+    @property
+    def can_grow(self) -> bool:
+        """Whether this NCCL can add ranks to a communicator."""
+        return "grow" in self._library.features
 
     @property
     def is_usable(self) -> bool:
@@ -149,6 +158,9 @@ class NcclChannel(Channel):
         if self._held:
             self.abort("the channel was closed")
         self._nccl.close(min(self.timeout_s, _CLOSE_S))
+        if self._nccl.is_stuck:
+            _log.warning("NCCL did not come back from an abort: memory of its rounds is kept")
+            _abandoned.extend(self._held)
         self._held.clear()
 
     def discard(self) -> None:

@@ -147,14 +147,26 @@ def test_plans_that_differ_are_found_before_nccl_is_asked(
 def test_settings_that_differ_are_found_before_nccl_is_asked(
     controls: Controls, double: Double, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gymfast.channels import nccl
+    from gymfast.channels import nccl_channel
 
     found = iter([{"NCCL": "2.30.7"}, {"NCCL": "2.30.7", "NCCL_ALGO": "Ring"}, {"NCCL": "2.30.7"}])
-    monkeypatch.setattr(nccl, "environment_of", lambda _: next(found))
+    monkeypatch.setattr(nccl_channel, "environment_of", lambda _: next(found))
     errors = opened(controls, double)
     assert len({str(error) for error in errors}) == 1
     assert "cannot take part: NCCL_ALGO is" in str(errors[0])
     assert double.calls() == []
+
+
+def test_a_rank_without_nccl_is_named_on_all(controls: Controls, double: Double) -> None:
+    works = [
+        partial(open_nccl, c, path=double.path, cuda_path=double.path, device=device, timeout_s=5)
+        for c, device in zip(controls.all, (0, 7, 0), strict=True)
+    ]
+    begin_s = time.monotonic()
+    errors = in_threads(*works)
+    assert time.monotonic() - begin_s < 4
+    words = "rank 1 cannot take part: NCCL is 'cudaSetDevice: an error of the double (result 101)'"
+    assert all(words in str(error) for error in errors), errors
 
 
 def test_R84_a_rank_that_does_not_get_into_the_communicator_is_an_error_on_all(
@@ -189,7 +201,7 @@ def test_a_rank_that_is_lost_while_the_others_join_is_named_at_once(
 
 
 def test_an_error_of_nccl_has_its_rank_call_and_words(double: Double) -> None:
-    channels = channels_of(double, 2, timeout_s=5)
+    channels = channels_of(double, 2, timeout_s=1)
     double.set("async_error", 2, rank=1)
     results = in_ranks(
         [lambda c=c: (c.begin([Slot(0, np.zeros(9, np.uint8))]), c.finish()) for c in channels]  # type: ignore[misc]

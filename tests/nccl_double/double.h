@@ -44,12 +44,14 @@ class Stream {
   Stream();
   ~Stream();
   void add(std::function<void()> work);
+  bool is_idle();
 
  private:
   void run();
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<std::function<void()>> queue_;
+  int num_left_ = 0;
   bool is_closing_ = false;
   std::thread thread_;
 };
