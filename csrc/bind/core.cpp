@@ -1,5 +1,5 @@
-// gymfast._core: the CPU codec and the frame parser. Arguments are checked here, the GIL is
-// released around all work, and Status becomes a Python error in one place.
+// gymfast._core: the CPU codec, the frame parser and, in nccl.cpp, NCCL. Arguments are checked
+// here, the GIL is released around all work, and Status becomes a Python error in one place.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "bind/nccl.h"
 #include "bind/shm.h"
 #include "cpu/codec.h"
 #include "cpu/zstd_sparse.h"
@@ -344,6 +345,7 @@ NB_MODULE(_core, m) {
   // Threads of channels that nobody closed may hold objects when a process ends.
   nb::set_leak_warnings(false);
 
+  bind_nccl(m);
   bind_shm(m);
 
   m.def("cpu_targets", &cpu_targets, "Instruction sets that run here, slowest first.");

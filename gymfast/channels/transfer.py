@@ -9,17 +9,19 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, SupportsInt
 
 from gymfast.buckets import BucketPlan, BucketTensor, Turn, rounds
 from gymfast.channels.agreement import Terms, agree
 from gymfast.channels.base import Channel, Memory, Slot
+from gymfast.channels.bucket_memory import BucketMemory
 from gymfast.channels.control import Control
 from gymfast.channels.host_memory import HostMemory
 from gymfast.channels.troubles import heeding
 from gymfast.errors import ChannelError, ChecksumError
 
 _Digests = dict[int, list[int]]  # by root
+_Unread = dict[int, list[SupportsInt]]  # a GPU may not have them yet
 
 
 @dataclass
@@ -68,7 +70,7 @@ class BucketTransfer:
         bucket_bytes: int,
         *,
         environment: Mapping[str, str] | None = None,
-        memory: HostMemory | None = None,
+        memory: BucketMemory | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         """A transfer of `shares`: the tensors that each root sends, by its rank in the control.
@@ -80,8 +82,8 @@ class BucketTransfer:
         if strangers := sorted(set(shares) - set(control.ranks)):
             raise ValueError(f"roots {strangers} are not among the ranks {control.ranks}")
         self._control, self._channel, self._timeout_s = control, channel, timeout_s
-        self._memory = memory or HostMemory()
-        self._environment = dict(environment or {})
+        self._memory: BucketMemory = memory or HostMemory()
+        self._environment = {"the digest": self._memory.digest_name, **(environment or {})}
         self._plans = {root: BucketPlan(shares[root], bucket_bytes) for root in sorted(shares)}
         self._roots = list(self._plans)
         self._arenas: dict[tuple[int, int], Memory] = {}
@@ -123,7 +125,7 @@ class BucketTransfer:
         seconds.ready = time.perf_counter() - begin_s
         if is_ready:
             try:
-                with heeding(control, self._channel, self._roots):
+                with heeding(control, self._channel, self._roots), self._memory.in_use():
                     digests = self._move(tensors, seconds)
             except Exception as error:  # noqa: BLE001 - raised below, when all ranks know of it
                 failure = error
@@ -183,7 +185,7 @@ class BucketTransfer:
     def _move(self, tensors: Mapping[str, Memory], seconds: Seconds) -> _Digests:
         """All rounds; digests of the buckets of each root."""
         channel, under_way = self._channel, deque[_UnderWay]()
-        digests: _Digests = {root: [] for root in self._roots}
+        digests: _Unread = {root: [] for root in self._roots}
         counts = [self._plans[root].num_buckets for root in self._roots]
         for number, turns in enumerate(rounds(counts)):
             if len(under_way) == channel.depth:
@@ -198,7 +200,7 @@ class BucketTransfer:
         while under_way:
             done = under_way.popleft()
             self._end(done, len(under_way), tensors, digests, seconds)
-        return digests
+        return {root: [int(one) for one in each] for root, each in digests.items()}
 
     def _slot(
         self, turn: Turn, number: int, tensors: Mapping[str, Memory], digests: _Digests
@@ -228,7 +230,7 @@ class BucketTransfer:
         done: _UnderWay,
         num_left: int,
         tensors: Mapping[str, Memory],
-        digests: _Digests,
+        digests: _Unread,
         seconds: Seconds,
     ) -> None:
         begin_s = time.perf_counter()

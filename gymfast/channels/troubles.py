@@ -25,10 +25,5 @@ def heeding(control: Control, channel: Channel, roots: Collection[int]) -> Itera
         if control.rank == 0:
             control.trouble(f"rank {rank}: {why}")
 
-    control.on_trouble = heed
-    try:
-        for rank, why in control.lost.items():
-            heed(rank, why)
+    with control.watching(heed):
         yield
-    finally:
-        control.on_trouble = None
