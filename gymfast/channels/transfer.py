@@ -203,7 +203,7 @@ class BucketTransfer:
         return {root: [int(one) for one in each] for root, each in digests.items()}
 
     def _slot(
-        self, turn: Turn, number: int, tensors: Mapping[str, Memory], digests: _Digests
+        self, turn: Turn, number: int, tensors: Mapping[str, Memory], digests: _Unread
     ) -> Slot:
         """Memory of a bucket: that of its tensor where it has only one, else an arena.
 

@@ -26,4 +26,6 @@ def heeding(control: Control, channel: Channel, roots: Collection[int]) -> Itera
             control.trouble(f"rank {rank}: {why}")
 
     with control.watching(heed):
+        for rank, why in control.lost.items():
+            heed(rank, why)
         yield
