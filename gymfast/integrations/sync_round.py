@@ -144,7 +144,7 @@ class RoundLeader:
             except GymfastError:  # somebody else, or a member that is gone: then it is missing
                 line.close()
                 continue
-            is_ours = secrets.compare_digest(hello.token, self.ticket.token)
+            is_ours = secrets.compare_digest(hello.token.encode(), self.ticket.token.encode())
             if not is_ours or hello.rank not in missing:
                 line.close()
                 continue
@@ -179,10 +179,10 @@ class RoundMember:
     def taking(self, timeout_s: float) -> Iterator[int]:
         """The version to take; left once every member took it, or with an error at all of them.
 
+        `timeout_s` bounds the wait for the version, and then the wait for the other members.
         Raises ChainError if the trainer or another member failed, ChannelError, DeadlineError.
         """
-        end_s = time.monotonic() + timeout_s
-        version = self._line.require_success(end_s).version
+        version = self._line.require_success(time.monotonic() + timeout_s).version
         try:
             yield version
         except BaseException as error:
@@ -190,7 +190,7 @@ class RoundMember:
                 self._line.send(_Message(failure=_cut(f"{type(error).__name__}: {error}")))
             raise
         self._line.send(_Message(version=version))
-        self._line.require_success(end_s)
+        self._line.require_success(time.monotonic() + timeout_s)
 
     def close(self) -> None:
         """Leaves the round."""
