@@ -6,11 +6,11 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from gymfast.errors import FormatError
 from gymfast.integrations.canonical import CanonicalCopy, bucket_of
+from gymfast.sync.key_file import read_key_file
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class InitRequest:
             self.run,
             staging_dir=self.staging_dir,
             timeout_s=self.timeout_s,
-            key=Path(self.key_file).read_bytes() if self.key_file else None,
+            key=read_key_file(self.key_file) if self.key_file else None,
         )
 
 
