@@ -7,7 +7,9 @@ Versions, and a script of your own: docs/integrations/openrlhf.md.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import logging
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,7 @@ ENGINE = {"update_weight": ("name", "dtype", "shape", "empty_cache"), "reset_pre
 _TRAINER = ("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer")
 _ENGINE = ("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor")
 _CLI = "openrlhf.cli.train_ppo_ray"
+_log = logging.getLogger(__name__)
 
 
 def install(
@@ -119,7 +122,13 @@ async def pull(llm: Any, follow: dict[str, Any], version: int) -> None:
 
     await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=follow))
     await llm.start_weight_update()
-    await llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
+    try:
+        await llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
+    except Exception as error:
+        # Workers of vLLM that did not raise keep the update open, and refuse the next one.
+        ended = await asyncio.gather(llm.finish_weight_update(), return_exceptions=True)
+        _log.warning("version %d: %s; closing the update: %s", version, error, ended[0])
+        raise
     await llm.finish_weight_update()
     if hasattr(llm, "update_weight_version"):  # since vLLM 0.28
         await llm.update_weight_version(str(version))
