@@ -50,9 +50,7 @@ def install(
     whose records it signs. Raises GymfastError for an OpenRLHF that is not known, ValueError for a
     store that no engine can see.
     """
-    if store.startswith("memory:"):
-        raise ValueError(f"store is {store!r}, which no engine can see: use file:/PATH")
-    follow = InitRequest(store=store, run=run, key_file=key_file)
+    follow = InitRequest(store=store, run=run, key_file=key_file).require_shared()
     make = partial(make_trainer, follow, partial(make_publisher, store, run))
     check_api()
     replace_class(*_TRAINER, TRAINER, make)

@@ -36,15 +36,18 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def of(cls, options: Mapping[str, object], where: str) -> RunOptions:
         """The options that stand at `where` in the configuration of the framework.
 
-        Raises ValueError for one that is unknown, missing or of another type.
+        Raises ValueError for one that is unknown, missing or of another type, or a store that no
+        other process can see.
         """
         try:
-            return msgspec.convert(dict(options), cls)
+            found = msgspec.convert(dict(options), cls)
         except msgspec.ValidationError as error:
             raise ValueError(
                 f"{where}: {error}; 'store' and 'run' have to be set, the others are "
                 f"{', '.join(cls.__struct_fields__[2:])}"
             ) from error
+        InitRequest(found.store, found.run).require_shared()
+        return found
 
     def publisher(self) -> Publisher:
         """Takes the run over. Raises what `Publisher` raises, OSError for the key file."""

@@ -101,7 +101,7 @@ class InitInfo:
 def create_init_info(ie_cfg: Any, **_others: object) -> InitInfo:
     """Store and run from `delta_weight_sync.sync_dir`: the run is the last part of the path.
 
-    Raises ValueError for settings that do not fit, and what `open_store` raises.
+    Raises ValueError for settings or a store that do not fit, and what `open_store` raises.
     """
     sync_dir = getattr(ie_cfg.delta_weight_sync, "sync_dir", "")
     store, _, run = sync_dir.rstrip("/").rpartition("/")
@@ -116,7 +116,7 @@ def create_init_info(ie_cfg: Any, **_others: object) -> InitInfo:
             f"{_SETTINGS}.engine_init_kwargs.weight_transfer_config is {transfer}, expected "
             f"{ {'backend': BACKEND} }: other engines cannot read the run"
         )
-    return InitInfo(InitRequest(store, run), not ie_cfg.run_engines_locally)
+    return InitInfo(InitRequest(store, run).require_shared(), not ie_cfg.run_engines_locally)
 
 
 class GymfastSender:

@@ -27,6 +27,12 @@ class InitRequest:
         if bool(self.store) != bool(self.run):
             raise ValueError(f"store is {self.store!r} and run {self.run!r}: name both or neither")
 
+    def require_shared(self) -> InitRequest:
+        """The request itself. Raises ValueError for a store that no other process can see."""
+        if self.store.lower().startswith("memory:"):
+            raise ValueError(f"store is {self.store!r}, which no engine can see: use file:/PATH")
+        return self
+
     def open(self) -> CanonicalCopy:
         """An empty copy that follows the run. Raises what `Subscriber` raises, OSError."""
         if not self.store:

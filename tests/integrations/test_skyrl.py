@@ -337,6 +337,11 @@ def test_a_store_that_fails_is_an_error_on_all_ranks(job: Job) -> None:
             MissingDependencyError,
             "'gs:' is not in this version",
         ),
+        (
+            {"delta_weight_sync": SimpleNamespace(sync_dir="memory:x/run")},
+            ValueError,
+            "store is 'memory:x', which no engine can see",
+        ),
         ({"engine_init_kwargs": {}}, ValueError, "weight_transfer_config is None, expected"),
         (
             {"engine_init_kwargs": {"weight_transfer_config": {"backend": "delta"}}},
