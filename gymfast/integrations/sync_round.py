@@ -95,21 +95,22 @@ class RoundLeader:
     def settle(self, version: int, num_members: int, timeout_s: float) -> None:
         """Returns once all members hold the version and were told to use it; ends the round.
 
-        Raises ChainError that names the members which failed; then the others were told so.
+        Raises ChainError that names the members which failed. Then the others were told so, unless
+        it says that they use the version: one went away after all had answered.
         """
         end_s = time.monotonic() + timeout_s
         with closing(self):
             self._admit(num_members)
             self._each(lambda line: line.send(_Message(version=version)))
             self._each(lambda line: line.require_success(end_s))
-            verdict = _Message(version=version)
+            verdict, outcome = _Message(version=version), "is in use, but not by all"
             if self._failures:
                 verdict = _Message(failure=f"version {version} was called off: {self._failed}")
+                outcome = "is in the run, but not in use"
             self._each(lambda line: line.send(verdict))
             if self._failures:
                 raise ChainError(
-                    f"version {version} is in the run, but not in use: {self._failed}; the next "
-                    "sync goes on from there"
+                    f"version {version} {outcome}: {self._failed}; the next sync goes on from there"
                 )
 
     def call_off(self, reason: str, num_members: int) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -79,6 +81,24 @@ def test_a_member_that_leaves_and_one_that_never_came_are_named(
         leader.settle(3, 3, 5.0)
     with pytest.raises(ChainError, match="called off"):
         taken.result()
+
+
+def test_a_member_that_is_killed_after_its_answer_does_not_call_the_version_off(
+    leader: RoundLeader, start: Any
+) -> None:
+    where, killed = leader.ticket, threading.Event()
+    (good,) = members(leader, 1)
+    with socket.create_connection((where.host, where.port)) as bad:
+        bad.sendall(json.dumps({"token": where.token, "rank": 1}).encode() + b"\n")
+        taken = start(take, good, lambda version: killed.wait(5.0))
+        settled = start(leader.settle, 3, 2, 5.0)
+        assert bad.recv(100) == b'{"version":3}\n'
+        bad.sendall(b'{"version":3}\n')
+        bad.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    killed.set()
+    assert taken.result() == 3
+    with pytest.raises(ChainError, match=r"3 is in use, but not by all: reader 1: .* is gone"):
+        settled.result()
 
 
 def test_a_member_that_does_not_answer_is_an_error_after_the_timeout(leader: RoundLeader) -> None:
