@@ -128,11 +128,11 @@ async def pull(llm: Any, follow: dict[str, Any], version: int) -> None:
         _log.warning("version %d: %s; closing the update: %s", version, error, ended[0])
         raise
     await llm.finish_weight_update()
-    if hasattr(llm, "update_weight_version"):  # since vLLM 0.28
-        await llm.update_weight_version(str(version))
     # Requests of a partial rollout hold blocks of the old weights, and nothing is reset then.
     if not await llm.reset_prefix_cache(reset_running_requests=True):
         raise ChainError(f"version {version} is loaded, but vLLM kept its prefix cache")
+    if hasattr(llm, "update_weight_version"):  # since vLLM 0.28
+        await llm.update_weight_version(str(version))
 
 
 def _sync(trainer: Any, follow: InitRequest, open_run: Callable[[], Publisher]) -> None:
