@@ -7,6 +7,33 @@ import numpy.typing
 from numpy.typing import NDArray
 
 
+class ShmRing:
+    """A ring of chunks in memory that processes share; raises ChannelError."""
+
+    @staticmethod
+    def create(rank: int, num_ranks: int, chunk_bytes: int, num_chunks: int) -> ShmRing:
+        """A new ring, in which this rank writes."""
+
+    @staticmethod
+    def open(path: str, rank: int) -> ShmRing:
+        """The ring of another process, for this rank to read."""
+
+    def write(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout_s: float) -> list[int]:
+        """Puts an item in; returns ranks that did not take one in time."""
+
+    def read(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], timeout_s: float) -> None:
+        """Fills data with the next item, which has to be of its size."""
+
+    def leave(self) -> None:
+        """This rank takes part no more."""
+
+    def cancel(self) -> None:
+        """Ends waits of this object soon, from any thread."""
+
+    @property
+    def fd(self) -> int:
+        """The file descriptor of the memory."""
+
 def cpu_targets() -> list[str]:
     """Instruction sets that run here, slowest first."""
 
@@ -47,6 +74,18 @@ def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearra
 
 def zstd_xor_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """A standard zstd frame of old XOR new, made without a match search."""
+
+def list_changes(before: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], unit_bytes: int) -> tuple[bytes, bytes]:
+    """
+    u32 numbers of the units that differ, ascending, and their new values; native order.
+    """
+
+ZSTD_PART_BYTES: int = 2097152
+
+def zstd_xor_part(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int, threads: int = 1) -> tuple[bytes, int]:
+    """
+    What zstd_xor_frame has for the bytes from start to end, multiples of ZSTD_PART_BYTES or the end, and how many of them differ.
+    """
 
 def zstd_overwrite_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """

@@ -65,7 +65,11 @@ class BudgetError(GymfastError):
 
 
 class ChannelError(GymfastError):
-    """A live channel that broke."""
+    """A live channel that broke; `ranks` are those that it lost or that failed, as far as known."""
+
+    def __init__(self, message: str, ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(message)
+        self.ranks = ranks
 
 
 class SandboxError(GymfastError):

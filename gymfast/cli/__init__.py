@@ -26,6 +26,8 @@ COMMANDS = {
     "hf-delta": "Version directories as slime, miles and SGLang read them.",
     "integrations": "The frameworks that are here, and whether gymfast fits them.",
     "serve-pull": "Serve the pull endpoint of an engine over HTTP.",
+    "plan": "Plan a weight transfer and predict its time.",
+    "table": "What a weight sync costs, as published and corrected.",
     "sync": "Publish versions of a run, follow them, check and clean a store.",
 }
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from gymfast.integrations.delta_sync import Pause
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.rebind import replace_class, require_class
 
@@ -57,7 +58,8 @@ def make_updater(base: Any) -> type:
     from miles.utils.distributed_utils import get_gloo_group
     from miles.utils.misc import load_function
 
-    framework = Framework(get_gloo_group, load_function, _walk, _pause, _loads_base)
+    address = Address("get_topology_info", lambda facts: facts["url"])
+    framework = Framework(get_gloo_group, load_function, _walk, address, _pause, _loads_base)
     return derive_updater(base, framework)
 
 

@@ -17,8 +17,9 @@ from gymfast.errors import ChainError, FormatError
 from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts_of_all
 from gymfast.integrations.rebind import require_class
+from gymfast.integrations.sglang_local import LocalCheckpoint
 from gymfast.integrations.sglang_messages import STATUS, Piece, Status, Update, to_numbers, unpack
-from gymfast.integrations.sglang_model import LiveModel, Loaded
+from gymfast.integrations.sglang_model import LiveModel, Loaded, Source
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
 from gymfast.sync.chain import EMPTY_ROOT
 
@@ -51,9 +52,9 @@ def check_api() -> None:
 
 
 class Loader:
-    """Keeps the checkpoint of one model in CPU memory and loads what changed of it.
+    """Loads what changed of the checkpoint of one model: of a copy in CPU memory, or of files.
 
-    Once a load has failed, updates that are not full are refused. Not thread-safe.
+    Once a load has failed, deltas are refused until all tensors were loaded. Not thread-safe.
     """
 
     def __init__(self, model: Any) -> None:
@@ -61,6 +62,7 @@ class Loader:
         self.status = Status("")
         self._model = LiveModel(model)
         self._copy = CanonicalCopy()
+        self._local = LocalCheckpoint()
         self._follows: InitRequest | None = None
         self._pieces = bytearray()
         answer_of_model = getattr(model, "get_weights_by_name", None)
@@ -96,11 +98,14 @@ class Loader:
 
     def _update(self, update_id: str, update: Update) -> None:
         """Two steps, each ended by all ranks together: if one cannot follow, none loads."""
-        loaded = Loaded()
+        is_local, loaded = update.local is not None, Loaded()
+
+        def source() -> Source:
+            return self._local if is_local else self._copy
 
         def load_model() -> None:
             nonlocal loaded
-            loaded = self._model.load(self._copy, is_full=update.is_full)
+            loaded = self._model.load(source(), is_full=update.is_full)
 
         errors = _of_all_ranks(text_of(error_of(lambda: self._stage(update))))
         if not any(errors):
@@ -110,25 +115,42 @@ class Loader:
             else:
                 self._model.unflag()
         else:
-            self._refuse(errors, is_restored=update.is_restored)
-        self._pieces.clear()
+            self._refuse(errors, is_restored=update.is_restored, has_copy=not is_local)
+        is_flagged = bool(self._model.failure)
         self.status = Status(
-            update_id,
-            first_of(errors),
-            bool(self._model.failure),
-            self._copy.root,
-            **asdict(loaded),
+            update_id, first_of(errors), is_flagged, source().root, **asdict(loaded)
         )
+        self._pieces.clear()
+        self._local.close()
 
-    def _refuse(self, errors: Sequence[str], *, is_restored: bool) -> None:
-        """Flags the model if it cannot go on as before; the errors are why nothing is loaded."""
-        if not all(errors):
+    def _refuse(self, errors: Sequence[str], *, is_restored: bool, has_copy: bool = True) -> None:
+        """Flags the model if it cannot go on as before; the errors are why nothing is loaded.
+
+        With `has_copy` a rank without an error has a copy that went ahead.
+        """
+        if has_copy and not all(errors):
             self._model.flag(f"ranks hold different states: {first_of(errors)}")
         elif is_restored and self._model.packing:
             self._model.flag(f"weights were unpacked for a refused update: {first_of(errors)}")
 
     def _stage(self, update: Update) -> None:
-        """Brings the copy to the new state; the model is untouched."""
+        """Gets the new state ready to be loaded; the model is untouched."""
+        if self._model.packing and not update.is_restored:
+            raise ChainError(
+                f"{self._model.packing} may have packed the weights, and this SGLang cannot unpack "
+                "them: use a version with /begin_weight_update"
+            )
+        if update.local is None:
+            self._stage_copy(update)
+            self._local.forget()
+            return
+        self._local.open(update.local)
+        if self._follows is not None or self._copy.names:
+            self._copy.close()
+            self._copy, self._follows = CanonicalCopy(), None
+
+    def _stage_copy(self, update: Update) -> None:
+        """Brings the copy to the new state."""
         frame = None if update.frame_bytes is None else bytes(self._pieces)
         if frame is not None and len(frame) != update.frame_bytes:
             raise FormatError(
@@ -139,11 +161,6 @@ class Loader:
         if self._model.failure and not (update.is_full or is_anchor):
             raise ChainError(
                 f"the engine is flagged, send an anchor or a full update: {self._model.failure}"
-            )
-        if self._model.packing and not update.is_restored:
-            raise ChainError(
-                f"{self._model.packing} may have packed the weights, and this SGLang cannot unpack "
-                "them: use a version with /begin_weight_update"
             )
         if update.follow != self._follows:
             copy = (update.follow or InitRequest()).open()

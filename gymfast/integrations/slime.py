@@ -14,6 +14,7 @@ from typing import Any
 
 from gymfast.errors import GymfastError
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.patience import Patience
 from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.rebind import replace_class, require_class
@@ -104,7 +105,7 @@ def make_updater(base: Any) -> type:
     from slime.utils.distributed_utils import get_gloo_group
     from slime.utils.misc import load_function
 
-    return derive_updater(base, Framework(get_gloo_group, load_function, _walk))
+    return derive_updater(base, Framework(get_gloo_group, load_function, _walk, Address("get_url")))
 
 
 def _walk(updater: Any, add: Add) -> None:

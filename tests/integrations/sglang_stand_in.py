@@ -11,9 +11,12 @@ import io
 import pickle  # noqa: TID251
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from slime_engine import receiver_of
 
 ALLOWED = {
     ("collections", "OrderedDict"),
@@ -173,7 +176,7 @@ class Engine:
 
     def do_pause_generation(self, body: dict[str, Any]) -> tuple[int, Any]:
         self.is_paused = True
-        self.calls[-1] += f":{body['mode']}"
+        self.calls[-1] += f":{body.get('mode', 'abort')}"
         return 200, {"status": "ok"}
 
     def do_continue_generation(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -210,6 +213,23 @@ class Engine:
         if request.flush_cache:
             self.scheduler.flush_cache()
         return _output(*output)
+
+    def do_pull_weights(self, body: dict[str, Any]) -> tuple[int, Any]:
+        local, source = body["local_checkpoint_dir"], body["source_dir"]
+        receiver_of(self.options.get("slime_source"))(
+            local, self.options["model_path"], source, body["target_version"]
+        )
+        return 200, {"success": True, "message": "Success."}
+
+    def do_update_weights_from_disk(self, body: dict[str, Any]) -> tuple[int, Any]:
+        (file,) = Path(body["model_path"]).glob("*.safetensors")
+        self.model.load_weights(load_file(file).items())
+        self.scheduler.record_weight_version_change(body["weight_version"])
+        return 200, {"success": True, "message": "Success."}
+
+    def do_flush_cache(self, body: dict[str, Any]) -> tuple[int, Any]:
+        assert self.is_paused
+        return 200, {}
 
     def do_get_weights_by_name(self, body: dict[str, Any]) -> tuple[int, Any]:
         value = self.exporter.get_weights_by_name(body["name"], body["truncate_size"])

@@ -1,0 +1,248 @@
+"""The control plane of a group: small messages between rank 0 and all others, beside the payload.
+
+Lines of their own, so that a large transfer delays neither a message nor a sign of life; every
+wait has a deadline and names the ranks that it waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from gymfast.channels.line import Line, Message
+from gymfast.errors import ChannelError
+
+HEARTBEAT_S = 1.0
+SILENCE_S = 10.0
+_log = logging.getLogger(__name__)
+
+Trouble = Callable[[int, str], None]
+
+
+class Control:
+    """One rank's end of the control plane. Rank 0 reaches all others, these reach rank 0.
+
+    The ranks that take part are those of the newest formation. Collective calls are made by all of
+    them in the same order, from one thread; only `trouble` may be called from any.
+    """
+
+    def __init__(self, rank: int) -> None:
+        """An end without lines: see Hub and connect."""
+        self.rank = rank
+        self.ranks: tuple[int, ...] = ()
+        """Who takes part, in ascending order; empty before the first formation."""
+        self.on_trouble: Trouble | None = None
+        """Told of each rank that is lost or in trouble, at once, from another thread."""
+        self._lines: dict[int, Line] = {}
+        self._changed = threading.Condition()
+        self._values: dict[tuple[int, int, int], Any] = {}
+        self._formed: tuple[int, tuple[int, ...]] = (0, ())
+        self._lost: dict[int, str] = {}
+        self._formation = self._number = 0
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._listen, name="gymfast-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> dict[int, str]:
+        """Ranks that are out of reach, and why."""
+        return dict(self._lost)
+
+    def form(self, timeout_s: float) -> tuple[int, ...]:
+        """Who takes part from here on: on rank 0 all that can be reached, elsewhere as it says.
+
+        Ranks that came since the last formation are in, those that were lost are out.
+        Raises ChannelError if rank 0 is lost or says nothing until the deadline.
+        """
+        self._number = 0
+        if self.rank == 0:
+            self._formation += 1
+            with self._changed:
+                self._values.clear()
+                alive = [peer for peer in self._lines if peer not in self._lost]
+            self.ranks = (0, *sorted(alive))
+            for peer in alive:
+                with contextlib.suppress(ChannelError):  # it is noted as lost
+                    self._send(peer, Message("formed", self._formation, 0, self.ranks), timeout_s)
+            return self.ranks
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._formed[0] > self._formation or 0 in self._lost, timeout=timeout_s
+            )
+            if self._formed[0] <= self._formation:
+                raise self._no_answer(timeout_s)
+            self._formation, self.ranks = self._formed
+            return self.ranks
+
+    def gather(self, value: Any, timeout_s: float) -> dict[int, Any]:
+        """On rank 0 what each rank passed, without those that are lost; elsewhere {}.
+
+        A rank that says nothing until the deadline is lost from then on.
+        Raises ChannelError on other ranks if rank 0 is lost.
+        """
+        self._number += 1
+        if self.rank != 0:
+            self._send(0, Message("value", self._formation, self._number, value), timeout_s)
+            return {}
+        keys = {peer: (peer, self._formation, self._number) for peer in self.ranks[1:]}
+
+        def waiting() -> list[int]:
+            return [p for p, key in keys.items() if key not in self._values and p not in self._lost]
+
+        with self._changed:
+            self._changed.wait_for(lambda: not waiting(), timeout=timeout_s)
+            silent = waiting()
+            found = {p: self._values.pop(k) for p, k in keys.items() if k in self._values}
+        for peer in silent:
+            self._lose(peer, f"it did not answer within {timeout_s:g} s")
+        return {0: value, **found}
+
+    def share(self, value: Any, timeout_s: float) -> Any:
+        """What rank 0 passed, on all ranks.
+
+        Raises ChannelError if rank 0 is lost or says nothing until the deadline.
+        """
+        self._number += 1
+        key = (0, self._formation, self._number)
+        if self.rank == 0:
+            for peer in self.ranks[1:]:
+                if peer not in self._lost:
+                    with contextlib.suppress(ChannelError):  # it is noted as lost
+                        self._send(peer, Message("value", *key[1:], value), timeout_s)
+            return value
+        with self._changed:
+            self._changed.wait_for(
+                lambda: key in self._values or 0 in self._lost, timeout=timeout_s
+            )
+            if key in self._values:
+                return self._values.pop(key)
+            raise self._no_answer(timeout_s)
+
+    def trouble(self, text: str) -> None:
+        """Tells rank 0 that something went wrong here; from rank 0, tells all others."""
+        for peer in [peer for peer in self._lines if peer not in self._lost]:
+            with contextlib.suppress(ChannelError):  # whoever is lost needs no word
+                self._send(peer, Message("trouble", self._formation, 0, text), HEARTBEAT_S)
+
+    def add(self, peer: int, sock: socket.socket) -> bool:
+        """Takes a line to a rank; it takes part from the next formation on. False if it has one."""
+        with self._changed:
+            if peer in self._lines and peer not in self._lost:
+                return False
+            self._lines[peer] = Line(sock)
+            self._lost.pop(peer, None)
+            self._changed.notify_all()
+        return True
+
+    def wait_for(self, num_ranks: int, timeout_s: float) -> None:
+        """Returns once ranks 1 to num_ranks - 1 have lines.
+
+        Raises ChannelError, naming those that are missing, after the deadline.
+        """
+
+        def missing() -> list[int]:
+            return [r for r in range(1, num_ranks) if r not in self._lines or r in self._lost]
+
+        with self._changed:
+            self._changed.wait_for(lambda: not missing(), timeout=timeout_s)
+            names = missing()
+        if names:
+            raise ChannelError(
+                f"{len(names)} of {num_ranks} ranks did not come within {timeout_s:g} s: "
+                f"{', '.join(map(str, names))}",
+                tuple(names),
+            )
+
+    def close(self) -> None:
+        """Closes the lines; may be called twice."""
+        self._is_closed.set()
+        self._thread.join()
+        for line in self._lines.values():
+            line.sock.close()
+
+    def _no_answer(self, timeout_s: float) -> ChannelError:
+        why = (
+            f"is lost: {self._lost[0]}" if 0 in self._lost else f"said nothing for {timeout_s:g} s"
+        )
+        return ChannelError(f"rank 0 {why}", (0,))
+
+    def _send(self, peer: int, message: Message, timeout_s: float) -> None:
+        if peer in self._lost:
+            raise ChannelError(f"rank {peer} is lost: {self._lost[peer]}", (peer,))
+        try:
+            self._lines[peer].send(message, time.monotonic() + timeout_s)
+        except OSError as error:
+            self._lose(peer, str(error))
+            raise ChannelError(f"rank {peer} is lost: {error}", (peer,)) from error
+
+    def _listen(self) -> None:
+        """Reads all lines, and tells and watches signs of life."""
+        next_s = 0.0
+        with selectors.DefaultSelector() as selector:
+            while not self._is_closed.is_set():
+                self._watch_lines(selector)
+                for key, _ in selector.select(0.05):
+                    self._read(*key.data)
+                if time.monotonic() >= next_s:
+                    next_s = time.monotonic() + HEARTBEAT_S
+                    self._beat()
+
+    def _watch_lines(self, selector: selectors.BaseSelector) -> None:
+        """Has the selector watch the lines of ranks that are not lost, and no others."""
+        with self._changed:
+            wanted = {
+                line.sock: (p, line) for p, line in self._lines.items() if p not in self._lost
+            }
+        watched = {key.data[1].sock for key in selector.get_map().values()}
+        for sock in watched - wanted.keys():
+            selector.unregister(sock)
+            sock.close()
+        for sock in wanted.keys() - watched:
+            selector.register(sock, selectors.EVENT_READ, wanted[sock])
+
+    def _beat(self) -> None:
+        for peer, line in list(self._lines.items()):
+            silent_s = time.monotonic() - line.heard_s
+            if peer in self._lost:
+                continue
+            if silent_s > SILENCE_S:
+                self._lose(peer, f"it gave no sign of life for {silent_s:.0f} s")
+            else:
+                with contextlib.suppress(ChannelError):  # it is noted as lost
+                    self._send(peer, Message("alive"), 0.1)
+
+    def _read(self, peer: int, line: Line) -> None:
+        try:
+            for message in line.messages():
+                self._take(peer, message)
+        except BlockingIOError:
+            return
+        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+            if self._lines.get(peer) is line:
+                self._lose(peer, str(error))
+
+    def _take(self, peer: int, message: Message) -> None:
+        with self._changed:
+            if message.kind == "value":
+                self._values[peer, message.formation, message.number] = message.value
+            elif message.kind == "formed":
+                self._formed = (message.formation, tuple(message.value))
+            self._changed.notify_all()
+        if message.kind == "trouble" and self.on_trouble is not None:
+            self.on_trouble(peer, str(message.value))
+
+    def _lose(self, peer: int, why: str) -> None:
+        with self._changed:
+            if peer in self._lost or self._is_closed.is_set():
+                return
+            self._lost[peer] = why
+            self._changed.notify_all()
+        _log.warning("rank %d is lost: %s", peer, why)
+        if self.on_trouble is not None:
+            self.on_trouble(peer, why)

@@ -1,0 +1,119 @@
+"""The channel over gloo, which torch brings along; mainly for comparison."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+
+from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Slot
+from gymfast.channels.control import Control
+from gymfast.channels.threaded import ThreadedChannel
+from gymfast.errors import ChannelError, MissingDependencyError
+
+_LOOK_S = 0.05
+
+
+class GlooChannel(ThreadedChannel):
+    """One rank of a gloo process group. A rank that dies ends the rounds of all: make a new group.
+
+    gloo cannot be stopped in the middle: what an aborted round fills may change until it times out.
+    """
+
+    def __init__(
+        self,
+        process_group: Any,
+        *,
+        depth: int = DEFAULT_DEPTH,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """A channel over a `torch.distributed.ProcessGroupGloo`, which it has for itself."""
+        self._group = process_group
+        rank, num_ranks = process_group.rank(), process_group.size()
+        super().__init__(rank, num_ranks, depth=depth, timeout_s=timeout_s)
+
+    def _move(self, slots: Sequence[Slot], deadline_s: float) -> None:
+        for slot in slots:
+            # gloo may end the process if sizes differ, so they are compared first.
+            size = np.array([len(slot.memory)], np.int64)
+            self._broadcast(size.view(np.uint8), slot.root, deadline_s)
+            if size[0] != len(slot.memory):
+                raise ChannelError(
+                    f"rank {slot.root} sends {size[0]} bytes, {len(slot.memory)} are expected: "
+                    "the ranks have different plans",
+                    (slot.root,),
+                )
+            if len(slot.memory):
+                self._broadcast(slot.memory, slot.root, deadline_s)
+
+    def _broadcast(self, memory: Any, root: int, deadline_s: float) -> None:
+        import torch
+        import torch.distributed as dist
+
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = root, 0
+        left_s = max(deadline_s - time.monotonic(), 0.001)
+        options.timeout = timedelta(seconds=left_s)
+        try:
+            work = self._group.broadcast([torch.from_numpy(memory)], options)
+            while not work.is_completed():
+                if self._failure is not None:
+                    raise ChannelError(str(self._failure))
+                if time.monotonic() > deadline_s:
+                    raise ChannelError(
+                        f"a round was not complete within {self.timeout_s:g} s: waiting for rank "
+                        f"{root}",
+                        (root,),
+                    )
+                self._wait(work)
+            work.wait()
+        except RuntimeError as error:
+            raise ChannelError(f"gloo, with rank {root} as root: {error}", (root,)) from error
+
+    def _wait(self, work: Any) -> None:
+        """Waits for a moment. gloo says by an error that it was not enough; others come again."""
+        with contextlib.suppress(RuntimeError):
+            work.wait(timedelta(seconds=_LOOK_S))
+
+    def _interrupt(self) -> None:
+        """The thread looks for a failure by itself."""
+
+    def _release(self) -> None:
+        self._group = None
+
+
+def open_gloo(
+    control: Control,
+    *,
+    host: str = "127.0.0.1",
+    depth: int = DEFAULT_DEPTH,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> GlooChannel:
+    """A channel over gloo between the ranks of a formation; called by all of them.
+
+    Rank 0 holds the store by which gloo finds its addresses, at its `host`. gloo has no key.
+    Raises MissingDependencyError without torch, ChannelError if the group cannot be made.
+    """
+    try:
+        import torch.distributed as dist
+    except ImportError as error:
+        raise MissingDependencyError(
+            "gymfast.channels.gloo needs torch: install gymfast[torch]"
+        ) from error
+    timeout = timedelta(seconds=timeout_s)
+    rank, size = control.ranks.index(control.rank), len(control.ranks)
+    store = None
+    try:
+        if rank == 0:
+            options = {"is_master": True, "wait_for_workers": False, "timeout": timeout}
+            store = dist.TCPStore(host, 0, **options)
+        place = control.share([host, store.port] if store else None, timeout_s)
+        store = store or dist.TCPStore(*place, timeout=timeout)
+        group = dist.ProcessGroupGloo(store, rank, size, timeout)
+    except RuntimeError as error:
+        raise ChannelError(f"gloo makes no group of ranks {control.ranks}: {error}") from error
+    return GlooChannel(group, depth=depth, timeout_s=timeout_s)

@@ -1,0 +1,373 @@
+"""The channel over TCP: stars, chains and trees of ranks that pass on what they receive."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Channel, Slot
+from gymfast.channels.control import Control
+from gymfast.channels.handshake import Peer, check_key, greet, introduce
+from gymfast.channels.tcp_pipe import InPipe, OutPipe
+from gymfast.channels.tcp_rounds import Action, Answer, Line, Place, Put, Rounds
+from gymfast.errors import ChannelError
+
+_HANDSHAKE_S = 10.0
+_GRACE_S = 2.0  # for a rank whose line broke to come back
+_RETRY_S = 0.02
+_LEAVE_S = 1.0  # for the other side to hang up first
+_MAX_STREAMS = 64
+_log = logging.getLogger(__name__)
+
+
+class TcpChannel(Channel):
+    """One rank of a group that is connected by TCP. See `open_tcp`."""
+
+    survives_loss = True
+
+    def __init__(
+        self,
+        rank: int,
+        addresses: Sequence[tuple[str, int]],
+        listener: socket.socket,
+        *,
+        fanout: int,
+        streams: int = 1,
+        group: str = "weights",
+        key: bytes | None = None,
+        depth: int = DEFAULT_DEPTH,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+    ) -> None:
+        """A channel that listens at `listener`, which it closes; all ranks get equal settings.
+
+        Raises ValueError for settings out of range.
+        """
+        super().__init__(rank, len(addresses), depth=depth, timeout_s=timeout_s)
+        if streams > _MAX_STREAMS:
+            raise ValueError(f"streams is {streams}, expected at most {_MAX_STREAMS}")
+        self._rounds = Rounds(rank, self.num_ranks, fanout, streams)
+        self._addresses, self._listener = addresses, listener
+        self._streams, self._group, self._key = streams, group, key
+        self._changed = threading.Condition()
+        self._deadlines: deque[float] = deque()  # of the rounds under way
+        self._failure: ChannelError | None = None
+        self._is_closed = False
+        self._outs: dict[Line, OutPipe] = {}
+        self._ins: dict[tuple[int, int], InPipe] = {}  # by root and stream
+        self._roots: set[int] = set()  # whose bytes are received here
+        self._dry: dict[int, str] = {}  # those of which nothing more comes, and why
+        self._threads: list[threading.Thread] = []
+        listener.settimeout(0.1)
+        self._start(self._accept)
+
+    @property
+    def lost(self) -> Mapping[int, str]:
+        """Ranks that are out of reach from here, and why."""
+        with self._changed:
+            return dict(self._rounds.lost)
+
+    def begin(self, slots: Sequence[Slot]) -> None:
+        self.finish(self.depth - 1)
+        with self._changed:
+            for slot in slots:
+                self._receive_from(slot.root)
+            actions = self._rounds.begin(slots)
+            self._deadlines.append(time.monotonic() + self.timeout_s)
+            self._changed.notify_all()
+        self._do(actions)
+
+    def finish(self, num_left: int = 0) -> None:
+        with self._changed:
+            while True:
+                while len(self._deadlines) > self._rounds.num_left:
+                    self._deadlines.popleft()
+                if self._failure is not None:
+                    raise ChannelError(str(self._failure), self._failure.ranks)
+                if len(self._deadlines) <= num_left:
+                    return
+                if dry := self._rounds.wanted() & self._dry.keys():
+                    root = min(dry)
+                    words = f"nothing more comes of rank {root}: {self._dry[root]}"
+                    self._fail(ChannelError(words, (root,)))
+                    continue
+                left_s = self._deadlines[0] - time.monotonic()
+                if left_s > 0:
+                    self._changed.wait(left_s)
+                    continue
+                self._end_overdue()
+
+    def abort(self, reason: str) -> None:
+        self._fail(ChannelError(f"aborted on rank {self.rank}: {reason}"))
+
+    def close(self) -> None:
+        with self._changed:
+            if self._is_closed:
+                return
+            self._is_closed = True
+        self._fail(ChannelError(f"rank {self.rank} closed its channel"))
+        deadline_s = time.monotonic() + _LEAVE_S
+        for thread in self._threads:
+            thread.join(max(deadline_s - time.monotonic(), 0))
+        for pipe in self._ins.values():
+            pipe.close()
+        for thread in self._threads:
+            thread.join()
+        for out in self._outs.values():
+            out.join()
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        """Carries out what the rounds ask for; holds no lock, since lines may be slow."""
+        for action in actions:
+            if isinstance(action, Put):
+                self._out(action.line).put(action.place, action.memory)
+            elif isinstance(action, Answer):
+                with self._changed:
+                    pipe = self._ins.get((action.root, action.stream))
+                if pipe is not None:
+                    pipe.answer(action.place)
+
+    def _out(self, line: Line) -> OutPipe:
+        with self._changed:
+            if line not in self._outs:
+                answered = functools.partial(self._answered, line)
+                lost = functools.partial(self._lose, line.rank)
+                self._outs[line] = OutPipe(answered, lost, _GRACE_S)
+                if self._failure is not None:
+                    self._outs[line].close()
+            return self._outs[line]
+
+    def _answered(self, line: Line, place: Place) -> None:
+        with self._changed:
+            actions = self._rounds.answered(line, place)
+            self._changed.notify_all()
+        self._do(actions)
+
+    def _lose(self, rank: int, why: str) -> None:
+        with self._changed:
+            if self._failure is not None:
+                return
+            actions = self._rounds.lose(rank, why)
+            gone = [pipe for line, pipe in self._outs.items() if line.rank == rank]
+            self._changed.notify_all()
+        _log.warning("rank %d is lost to rank %d: %s", rank, self.rank, why)
+        for pipe in gone:
+            pipe.close()
+        self._do(actions)
+
+    def _end_overdue(self) -> None:
+        """The oldest round is over its deadline: an error, or ranks that are left behind."""
+        roots, slow = self._rounds.overdue()
+        what = f"a round was not complete within {self.timeout_s:g} s"
+        others = set(range(self.num_ranks)) - {self.rank} - self._rounds.lost.keys()
+        if roots:
+            words = f"{what}: nothing more came of rank {min(roots)}"
+            self._fail(ChannelError(words, tuple(sorted(roots))))
+        elif slow >= others:
+            words = f"{what}: no other rank took it: {sorted(slow)}"
+            self._fail(ChannelError(words, tuple(sorted(slow))))
+        for rank in slow:
+            self._lose(rank, what)
+
+    def _fail(self, error: ChannelError) -> None:
+        """Ends everything here, and all lines, so that the other side of each knows at once."""
+        with self._changed:
+            self._failure = self._failure or error  # the first is the cause of the others
+            self._changed.notify_all()
+            ins, outs = list(self._ins.values()), list(self._outs.values())
+        for pipe in ins:
+            pipe.leave()
+        for out in outs:
+            out.close()
+
+    def _start(self, work: Callable[[], None]) -> None:
+        thread = threading.Thread(target=work, name="gymfast-tcp", daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        """Lets ranks in that get bytes from here."""
+        with self._listener as listener:
+            while self._failure is None:
+                with contextlib.suppress(TimeoutError):
+                    sock, _ = listener.accept()
+                    _tune(sock)
+                    threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
+
+    def _greet(self, sock: socket.socket) -> None:
+        deadline_s = time.monotonic() + _HANDSHAKE_S
+        try:
+            peer = greet(sock, self._group, self._key, deadline_s)
+            root, stream = divmod(peer.line, _MAX_STREAMS)
+            if peer.rank >= self.num_ranks or root >= self.num_ranks or stream >= self._streams:
+                raise ChannelError(f"a caller says that it is rank {peer.rank}, line {peer.line}")
+            self._out(Line(root, peer.rank, stream)).attach(sock, deadline_s)
+        except ChannelError as error:
+            _log.warning("a caller was refused: %s", error)
+            sock.close()
+
+    def _receive_from(self, root: int) -> None:
+        """The first time a root sends, lines to the rank before this one are opened."""
+        if root != self.rank and root not in self._roots:
+            self._roots.add(root)
+            for stream in range(self._streams):
+                self._start(functools.partial(self._receive, root, stream))
+
+    def _receive(self, root: int, stream: int) -> None:
+        """Receives the stripes of a root, from the rank before this one, or the one before that."""
+        sources = deque(self._rounds.sources(root))
+        sink = _Sink(self, root, stream)
+        heard_s, why = time.monotonic(), ""
+        while sources and self._failure is None:
+            num_received = sink.num_received
+            try:
+                with contextlib.closing(self._call(sources[0], root, stream)) as sock:
+                    pipe = InPipe(sock, self._oldest(), time.monotonic() + _HANDSHAKE_S)
+                    self._use(root, stream, pipe)
+                    heard_s = time.monotonic()
+                    with contextlib.ExitStack() as stack:
+                        stack.callback(self._part, pipe)
+                        pipe.run(sink)
+            except ChannelError as error:
+                why = str(error)
+                sources.popleft()
+            except (OSError, EOFError) as error:
+                why = f"rank {sources[0]} hung up ({type(error).__name__} {error})"
+                if sink.num_received == num_received and time.monotonic() - heard_s < _RETRY_S:
+                    sources.popleft()  # it takes the call and has nothing to say
+            time.sleep(_RETRY_S)
+        with self._changed:
+            self._dry.setdefault(root, why)
+            self._changed.notify_all()
+
+    def _part(self, pipe: InPipe) -> None:
+        """Ends a line; if it ends because of this rank, the other side hangs up first."""
+        if self._failure is not None:
+            pipe.drain(time.monotonic() + _LEAVE_S)
+
+    def _use(self, root: int, stream: int, pipe: InPipe) -> None:
+        with self._changed:
+            self._ins[root, stream] = pipe
+            answers = self._rounds.complete(root, stream)
+            is_over = self._failure is not None
+        if is_over:
+            pipe.leave()
+        for answer in answers:
+            pipe.answer(answer.place)
+
+    def _oldest(self) -> int:
+        with self._changed:
+            return self._rounds.oldest
+
+    def _call(self, rank: int, root: int, stream: int) -> socket.socket:
+        """A line to a rank. Raises ChannelError if it cannot be had within the grace."""
+        deadline_s = time.monotonic() + _GRACE_S
+        while True:
+            try:
+                sock = socket.create_connection(self._addresses[rank], _GRACE_S)
+                break
+            except OSError as error:
+                if self._failure is not None or time.monotonic() + _RETRY_S > deadline_s:
+                    raise ChannelError(
+                        f"rank {rank} cannot be reached: {error}", (rank,)
+                    ) from error
+                time.sleep(_RETRY_S)
+        _tune(sock)
+        try:
+            line = root * _MAX_STREAMS + stream
+            peer = Peer(self.rank, line)
+            introduce(sock, self._group, self._key, peer, time.monotonic() + _HANDSHAKE_S)
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+
+class _Sink:
+    """Where an InPipe puts what it receives."""
+
+    def __init__(self, channel: TcpChannel, root: int, stream: int) -> None:
+        self._channel, self._root, self._stream = channel, root, stream
+        self.num_received = 0
+
+    def memory_for(self, place: Place, num_bytes: int) -> memoryview | None:
+        channel = self._channel
+        with channel._changed:
+            while channel._failure is None:
+                try:
+                    memory = channel._rounds.memory_for(place, self._stream)
+                except KeyError:
+                    channel._changed.wait()  # the round has not begun here
+                    continue
+                if memory is None or len(memory) == num_bytes:
+                    return memory
+                words = f"round {place[0]} brings {num_bytes} bytes, {len(memory)} are expected"
+                channel._fail(ChannelError(f"{words}: the ranks have different plans"))
+        raise EOFError("the channel is over")
+
+    def received(self, place: Place) -> None:
+        channel = self._channel
+        self.num_received += 1
+        with channel._changed:
+            actions = channel._rounds.received(self._root, self._stream, place)
+            channel._changed.notify_all()
+        channel._do(actions)
+
+
+def open_tcp(
+    control: Control,
+    *,
+    host: str = "127.0.0.1",
+    advertise: str | None = None,
+    fanout: int | None = None,
+    streams: int = 1,
+    group: str = "weights",
+    key: bytes | None = None,
+    depth: int = DEFAULT_DEPTH,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+) -> TcpChannel:
+    """A channel over TCP between the ranks of a formation; called by all of them.
+
+    Each rank listens at `host`, at a port of its own, and tells the others `advertise`, or `host`.
+    A rank passes on to `fanout` others: 1 makes a chain, None a star. `streams` connections carry
+    each bucket. `depth` should exceed the hops of a chain.
+    Raises ValueError for settings out of range, ChannelError if a rank is lost.
+    """
+    check_key(key, host)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.create_server((host, 0), family=family, backlog=256)
+    try:
+        mine = [advertise or host, listener.getsockname()[1]]
+        found = control.gather(mine, timeout_s)
+        places: list[Any] = [found.get(rank) for rank in control.ranks]
+        places = control.share(places, timeout_s)
+        if missing := [rank for rank, p in zip(control.ranks, places, strict=True) if p is None]:
+            raise ChannelError(f"ranks {missing} gave no address", tuple(missing))
+        return TcpChannel(
+            control.ranks.index(control.rank),
+            [(str(name), int(port)) for name, port in places],
+            listener,
+            fanout=fanout or max(len(control.ranks) - 1, 1),
+            streams=streams,
+            group=group,
+            key=key,
+            depth=depth,
+            timeout_s=timeout_s,
+        )
+    except BaseException:
+        listener.close()
+        raise
+
+
+def _tune(sock: socket.socket) -> None:
+    """Sets what suits large items; BBR, the default of some hosts, paces a loopback to a third."""
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if sock.getpeername()[0] in ("127.0.0.1", "::1"):
+        with contextlib.suppress(OSError, AttributeError):  # not there: then it stays as it is
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, b"cubic")

@@ -1,0 +1,275 @@
+"""Tensors in buckets over a channel, agreed on before and acknowledged after.
+
+All ranks of a group make the same calls. What a transfer fills is garbage until it returned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gymfast.buckets import BucketPlan, BucketTensor, Turn, rounds
+from gymfast.channels.agreement import Terms, agree
+from gymfast.channels.base import Channel, Memory, Slot
+from gymfast.channels.control import Control
+from gymfast.channels.host_memory import HostMemory
+from gymfast.errors import ChannelError, ChecksumError
+
+_Digests = dict[int, list[int]]  # by root
+
+
+@dataclass
+class Seconds:
+    """Where the time of a transfer went on this rank; waiting for the channel is `wire`."""
+
+    ready: float = 0.0
+    pack: float = 0.0
+    wire: float = 0.0
+    unpack: float = 0.0
+    acknowledge: float = 0.0
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """What became of one transfer. `failed` has the words of each rank that did not get all."""
+
+    version: int
+    num_bytes: int
+    failed: dict[int, str]
+    seconds: Seconds = field(compare=False)
+
+    def require_all(self) -> None:
+        """Raises ChannelError, naming all of them, if a rank failed."""
+        if self.failed:
+            words = "; ".join(f"rank {rank}: {text}" for rank, text in sorted(self.failed.items()))
+            raise ChannelError(f"version {self.version}: {words}", tuple(sorted(self.failed)))
+
+
+@dataclass
+class _UnderWay:
+    """A round that the channel has, and what it moves."""
+
+    turns: list[Turn]
+    slots: list[Slot]
+
+
+class BucketTransfer:
+    """Moves tensors from their roots to all other ranks of a formation, any number of times."""
+
+    def __init__(
+        self,
+        control: Control,
+        channel: Channel,
+        shares: Mapping[int, Sequence[BucketTensor]],
+        bucket_bytes: int,
+        *,
+        environment: Mapping[str, str] | None = None,
+        memory: HostMemory | None = None,
+        timeout_s: float = 60.0,
+    ) -> None:
+        """A transfer of `shares`: the tensors that each root sends, by its rank in the control.
+
+        Ranks of the channel are positions in `control.ranks`. `environment` has what has to be
+        equal on all ranks, such as the version and settings of NCCL.
+        Raises ValueError for roots that are not in the formation, and as BucketPlan does.
+        """
+        if strangers := sorted(set(shares) - set(control.ranks)):
+            raise ValueError(f"roots {strangers} are not among the ranks {control.ranks}")
+        self._control, self._channel, self._timeout_s = control, channel, timeout_s
+        self._memory = memory or HostMemory()
+        self._environment = dict(environment or {})
+        self._plans = {root: BucketPlan(shares[root], bucket_bytes) for root in sorted(shares)}
+        self._roots = list(self._plans)
+        self._arenas: dict[tuple[int, int], Memory] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all buckets."""
+        return sum(plan.num_bytes for plan in self._plans.values())
+
+    def agree(self) -> None:
+        """Returns if all ranks have the same plans and environment.
+
+        Raises ChannelError, on all ranks, with the first difference and whose it is.
+        """
+        terms = Terms(self._plans, self._channel.depth, self._environment)
+        agree(self._control, terms, self._timeout_s)
+
+    def run(
+        self, version: int, tensors: Mapping[str, Memory], *, refusal: Exception | None = None
+    ) -> TransferReport:
+        """Sends and fills tensors: flat bytes, those of other roots to be overwritten.
+
+        A rank that cannot take part calls it with its `refusal`, which is raised again.
+
+        The report tells of all ranks. Raises ChannelError if this rank did not get all,
+        ChecksumError for damaged bytes, ValueError for tensors of another size; others go on if
+        the channel can, or fail by their deadlines. A rank that failed needs a new channel.
+        """
+        control, seconds = self._control, Seconds()
+        begin_s = time.perf_counter()
+        failure = refusal
+        digests: _Digests = {}
+        try:
+            if failure is None:
+                self._check(tensors)
+        except ValueError as error:
+            failure = error
+        is_ready = self._everybody_is_ready(version, failure)
+        seconds.ready = time.perf_counter() - begin_s
+        if is_ready:
+            control.on_trouble = self._on_trouble
+            try:
+                digests = self._move(tensors, seconds)
+            except Exception as error:  # noqa: BLE001 - raised below, when all ranks know of it
+                failure = error
+                self._channel.abort(f"{type(error).__name__}: {error}")
+                control.trouble(f"{type(error).__name__}: {error}")
+            finally:
+                control.on_trouble = None
+        begin_s = time.perf_counter()
+        failed = self._acknowledge(digests, failure, is_ready=is_ready)
+        seconds.acknowledge = time.perf_counter() - begin_s
+        if failure is not None:
+            raise failure
+        if control.rank in failed:
+            raise ChecksumError(failed[control.rank])
+        if not is_ready:
+            TransferReport(version, self.num_bytes, failed, seconds).require_all()
+        return TransferReport(version, self.num_bytes, failed, seconds)
+
+    def _everybody_is_ready(self, version: int, failure: Exception | None) -> bool:
+        """Whether the rounds begin: no rank waits in one for another that never comes."""
+        control = self._control
+        said = control.gather([version, "" if failure is None else str(failure)], self._timeout_s)
+        go = all(one == [version, ""] for one in said.values())
+        go = go and (self._channel.survives_loss or len(said) == len(control.ranks))
+        return bool(control.share(go, self._timeout_s))
+
+    def _acknowledge(
+        self, digests: _Digests, failure: Exception | None, *, is_ready: bool
+    ) -> dict[int, str]:
+        """Who did not get all and why, as rank 0 found it."""
+        control = self._control
+        words = "" if failure is None else f"{type(failure).__name__}: {failure}"
+        answers = control.gather(
+            [words, [digests.get(r, []) for r in self._roots]], self._timeout_s
+        )
+        failed = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
+        for rank, (text, theirs) in answers.items():
+            if text or (is_ready and (text := self._differences(theirs, answers))):
+                failed[rank] = text
+        shared = control.share(sorted(failed.items()), self._timeout_s)
+        return {int(rank): str(text) for rank, text in shared}
+
+    def _differences(self, theirs: list[list[int]], answers: Mapping[int, Any]) -> str:
+        """What a rank got that is not what a root sent."""
+        for place, root in enumerate(self._roots):
+            if root not in answers or answers[root][0]:
+                return f"rank {root}, which sends, failed"
+            sent = answers[root][1][place]
+            for bucket, (one, other) in enumerate(zip(sent, theirs[place], strict=True)):
+                if one != other:
+                    plan = self._plans[root]
+                    names = [plan.tensors[piece.tensor].name for piece in plan.pieces(bucket)]
+                    return (
+                        f"bucket {bucket} of rank {root} came with other bytes than were sent; it "
+                        f"holds {names[0]!r} and {len(names) - 1} more tensors"
+                    )
+        return ""
+
+    def _move(self, tensors: Mapping[str, Memory], seconds: Seconds) -> _Digests:
+        """All rounds; digests of the buckets of each root."""
+        channel, under_way = self._channel, deque[_UnderWay]()
+        digests: _Digests = {root: [] for root in self._roots}
+        counts = [self._plans[root].num_buckets for root in self._roots]
+        for number, turns in enumerate(rounds(counts)):
+            if len(under_way) == channel.depth:
+                self._end(under_way.popleft(), channel.depth - 1, tensors, digests, seconds)
+            begin_s = time.perf_counter()
+            slots = [self._slot(turn, number, tensors, digests) for turn in turns]
+            packed_s = time.perf_counter()
+            channel.begin(slots)
+            seconds.pack += packed_s - begin_s
+            seconds.wire += time.perf_counter() - packed_s
+            under_way.append(_UnderWay(turns, slots))
+        while under_way:
+            done = under_way.popleft()
+            self._end(done, len(under_way), tensors, digests, seconds)
+        return digests
+
+    def _slot(
+        self, turn: Turn, number: int, tensors: Mapping[str, Memory], digests: _Digests
+    ) -> Slot:
+        """Memory of a bucket: that of its tensor where it has only one, else an arena.
+
+        The root digests it here: what it reads now is in the caches when it is sent.
+        """
+        root = self._roots[turn.root]
+        plan = self._plans[root]
+        pieces, size = list(plan.pieces(turn.bucket)), plan.bucket_size(turn.bucket)
+        place = self._control.ranks.index(root)
+        if len(pieces) == 1 and pieces[0].num_bytes == size:
+            whole = tensors[plan.tensors[pieces[0].tensor].name]
+            begin = pieces[0].tensor_offset
+            memory = whole[begin : begin + size]
+        else:
+            memory = self._arena(turn.root, number % self._channel.depth)[:size]
+            for piece in pieces if root == self._control.rank else ():
+                self._memory.pack(memory, piece, tensors[plan.tensors[piece.tensor].name])
+        if root == self._control.rank:
+            digests[root].append(self._memory.digest(memory, pieces))
+        return Slot(place, memory)
+
+    def _end(
+        self,
+        done: _UnderWay,
+        num_left: int,
+        tensors: Mapping[str, Memory],
+        digests: _Digests,
+        seconds: Seconds,
+    ) -> None:
+        begin_s = time.perf_counter()
+        self._channel.finish(num_left)
+        arrived_s = time.perf_counter()
+        for turn, slot in zip(done.turns, done.slots, strict=True):
+            root = self._roots[turn.root]
+            if root == self._control.rank:
+                continue
+            plan = self._plans[root]
+            pieces = list(plan.pieces(turn.bucket))
+            digests[root].append(self._memory.digest(slot.memory, pieces))
+            is_in_place = len(pieces) == 1 and pieces[0].num_bytes == len(slot.memory)
+            for piece in () if is_in_place else pieces:
+                target = tensors[plan.tensors[piece.tensor].name]
+                self._memory.unpack(slot.memory, piece, target)
+        seconds.wire += arrived_s - begin_s
+        seconds.unpack += time.perf_counter() - arrived_s
+
+    def _arena(self, root: int, place: int) -> Memory:
+        """Memory for one bucket, taken once and used again."""
+        key = (root, place)
+        if key not in self._arenas:
+            plan = self._plans[self._roots[root]]
+            self._arenas[key] = self._memory.empty(min(plan.bucket_bytes, plan.num_bytes))
+        return self._arenas[key]
+
+    def _check(self, tensors: Mapping[str, Memory]) -> None:
+        for plan in self._plans.values():
+            for tensor in plan.tensors:
+                found = tensors.get(tensor.name)
+                if found is None:
+                    raise ValueError(f"tensor {tensor} of the plan is not among those given")
+                if len(found) != tensor.num_bytes:
+                    raise ValueError(f"tensor {tensor} is given with {len(found)} bytes")
+
+    def _on_trouble(self, rank: int, text: str) -> None:
+        """A rank is lost or failed while rounds are under way."""
+        if self._channel.survives_loss and rank not in self._roots:
+            return
+        self._channel.abort(f"rank {rank}: {text}")
+        if self._control.rank == 0:
+            self._control.trouble(f"rank {rank}: {text}")

@@ -1,0 +1,48 @@
+"""The channel over gloo fulfils the contract."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from channel_group import Controls
+
+from gymfast.channels import Channel, Slot
+from gymfast.channels.gloo import GlooChannel, open_gloo
+from gymfast.testing.channel_contract import ChannelContract, Make, in_threads, noise
+
+dist = pytest.importorskip("torch.distributed")
+
+
+class TestGloo(ChannelContract):
+    @pytest.fixture
+    def make(self) -> Make:
+        def channels(num_ranks: int, **options: Any) -> list[Channel]:
+            store = dist.HashStore()
+            timeout = timedelta(seconds=30)
+
+            def group(rank: int) -> Any:
+                return dist.ProcessGroupGloo(store, rank, num_ranks, timeout)
+
+            groups = in_threads([lambda r=rank: group(r) for rank in range(num_ranks)])
+            return [GlooChannel(one, **options) for one in groups]
+
+        return channels
+
+
+def test_a_group_is_made_over_the_control_plane() -> None:
+    controls = Controls(3)
+    channels = in_threads([partial(open_gloo, control, timeout_s=20) for control in controls.all])
+    memory = [noise(0, 5000) if rank == 1 else np.zeros(5000, np.uint8) for rank in range(3)]
+
+    def work(rank: int) -> None:
+        channels[rank].begin([Slot(1, memory[rank])])
+        channels[rank].finish()
+
+    assert in_threads([partial(work, rank) for rank in range(3)]) == [None] * 3
+    assert all((one == noise(0, 5000)).all() for one in memory)
+    in_threads([channel.close for channel in channels])
+    controls.close()
