@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from gymfast.cli.files import read_key_file
-
 PROFILES = ("auto", "fast", "small")
 
 EXISTING = click.Path(exists=True, path_type=Path)
@@ -42,13 +40,14 @@ key_option = click.option(
 
 
 def read_key(path: Path | None) -> bytes | None:
-    """The key in a file (files.read_key_file); None without a file.
+    """The key in a file (see read_key_file); None without a file.
 
     Raises ValueError, which shows none of its bytes, if there are fewer than 16.
     """
     if path is None:
         return None
     from gymfast.delta.authentication import check_key
+    from gymfast.sync.key_file import read_key_file
 
     key = read_key_file(path)
     try:

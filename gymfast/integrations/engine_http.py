@@ -95,7 +95,7 @@ def _answer(code: int, data: bytes) -> Answer:
     text = data[:500].decode(errors="replace")
     try:
         body = msgspec.json.decode(data)
-    except msgspec.DecodeError:  # some calls are answered with plain text
+    except (msgspec.DecodeError, RecursionError):  # some calls are answered with plain text
         return Answer(code, None, text)
     fields = body if isinstance(body, dict) else {}
     error = fields.get("error")  # vLLM nests its message, or gives it as text

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from gymfast.errors import ChainError, CoverageError, DeadlineError, GymfastError, NotFoundError
@@ -20,6 +19,7 @@ from gymfast.integrations.run_stream import NamedTensors, RunStream, drain
 from gymfast.integrations.update_request import InitRequest
 from gymfast.stores import open_store
 from gymfast.sync import Publisher
+from gymfast.sync.key_file import read_key_file
 from gymfast.sync.status import read_status
 
 _MODULE = "nemo_rl.utils.checkpoint_engines.base"
@@ -70,7 +70,7 @@ class GymfastEngine:
 
         `timeout_s` bounds the wait for the version of a refit. `is_layout_plain` promises that vLLM
         keeps experts and scales as they come. NeMo-RL reads `release_after_refit`.
-        Raises ValueError for unknown or missing settings, GymfastError for an unknown NeMo-RL.
+        Raises ValueError for settings that cannot be used, GymfastError for an unknown NeMo-RL.
         """
         check_api()
         if unknown or not store or not run:
@@ -81,8 +81,8 @@ class GymfastEngine:
         self.release_after_refit = release_after_refit
         self._bucket_size, self._device, self._timeout_s = bucket_size, device, timeout_s
         self._is_layout_plain = is_layout_plain
-        self._follow = InitRequest(store, run, staging_dir, key_file=key_file)
-        self._key = Path(key_file).read_bytes() if key_file else None
+        self._follow = InitRequest(store, run, staging_dir, key_file=key_file).require_shared()
+        self._key = read_key_file(key_file) if key_file else None
         self._next: int | None = None
         self._stream: RunStream | None = None
         self._copy: CanonicalCopy | None = None

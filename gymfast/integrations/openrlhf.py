@@ -7,7 +7,9 @@ Versions, and a script of your own: docs/integrations/openrlhf.md.
 
 from __future__ import annotations
 
+import asyncio
 import importlib
+import logging
 import runpy
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +34,7 @@ ENGINE = {"update_weight": ("name", "dtype", "shape", "empty_cache"), "reset_pre
 _TRAINER = ("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer")
 _ENGINE = ("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor")
 _CLI = "openrlhf.cli.train_ppo_ray"
+_log = logging.getLogger(__name__)
 
 
 def install(
@@ -47,9 +50,7 @@ def install(
     whose records it signs. Raises GymfastError for an OpenRLHF that is not known, ValueError for a
     store that no engine can see.
     """
-    if store.startswith("memory:"):
-        raise ValueError(f"store is {store!r}, which no engine can see: use file:/PATH")
-    follow = InitRequest(store=store, run=run, key_file=key_file)
+    follow = InitRequest(store=store, run=run, key_file=key_file).require_shared()
     make = partial(make_trainer, follow, partial(make_publisher, store, run))
     check_api()
     replace_class(*_TRAINER, TRAINER, make)
@@ -119,13 +120,19 @@ async def pull(llm: Any, follow: dict[str, Any], version: int) -> None:
 
     await llm.init_weight_transfer_engine(WeightTransferInitRequest(init_info=follow))
     await llm.start_weight_update()
-    await llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
+    try:
+        await llm.update_weights(WeightTransferUpdateRequest(update_info={"version": version}))
+    except Exception as error:
+        # Workers of vLLM that did not raise keep the update open, and refuse the next one.
+        ended = await asyncio.gather(llm.finish_weight_update(), return_exceptions=True)
+        _log.warning("version %d: %s; closing the update: %s", version, error, ended[0])
+        raise
     await llm.finish_weight_update()
-    if hasattr(llm, "update_weight_version"):  # since vLLM 0.28
-        await llm.update_weight_version(str(version))
     # Requests of a partial rollout hold blocks of the old weights, and nothing is reset then.
     if not await llm.reset_prefix_cache(reset_running_requests=True):
         raise ChainError(f"version {version} is loaded, but vLLM kept its prefix cache")
+    if hasattr(llm, "update_weight_version"):  # since vLLM 0.28
+        await llm.update_weight_version(str(version))
 
 
 def _sync(trainer: Any, follow: InitRequest, open_run: Callable[[], Publisher]) -> None:

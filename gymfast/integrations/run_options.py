@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated
 
 import msgspec
@@ -11,6 +10,7 @@ import msgspec
 from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.update_request import InitRequest
 from gymfast.sync import Publisher
+from gymfast.sync.key_file import read_key_file
 from gymfast.sync.publish_report import DEFAULT_ANCHOR_EVERY, DEFAULT_KEEP
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]
@@ -36,15 +36,18 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     def of(cls, options: Mapping[str, object], where: str) -> RunOptions:
         """The options that stand at `where` in the configuration of the framework.
 
-        Raises ValueError for one that is unknown, missing or of another type.
+        Raises ValueError for one that is unknown, missing or of another type, or a store that no
+        other process can see.
         """
         try:
-            return msgspec.convert(dict(options), cls)
+            found = msgspec.convert(dict(options), cls)
         except msgspec.ValidationError as error:
             raise ValueError(
                 f"{where}: {error}; 'store' and 'run' have to be set, the others are "
                 f"{', '.join(cls.__struct_fields__[2:])}"
             ) from error
+        InitRequest(found.store, found.run).require_shared()
+        return found
 
     def publisher(self) -> Publisher:
         """Takes the run over. Raises what `Publisher` raises, OSError for the key file."""
@@ -54,7 +57,7 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
             anchor_every=self.anchor_every,
             keep=self.keep,
             timeout_s=self.timeout_s,
-            key=Path(self.key_file).read_bytes() if self.key_file else None,
+            key=read_key_file(self.key_file) if self.key_file else None,
         )
 
     def follow(self) -> CanonicalCopy:

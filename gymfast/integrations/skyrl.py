@@ -101,7 +101,7 @@ class InitInfo:
 def create_init_info(ie_cfg: Any, **_others: object) -> InitInfo:
     """Store and run from `delta_weight_sync.sync_dir`: the run is the last part of the path.
 
-    Raises ValueError for settings that do not fit, and what `open_store` raises.
+    Raises ValueError for settings or a store that do not fit, and what `open_store` raises.
     """
     sync_dir = getattr(ie_cfg.delta_weight_sync, "sync_dir", "")
     store, _, run = sync_dir.rstrip("/").rpartition("/")
@@ -116,7 +116,7 @@ def create_init_info(ie_cfg: Any, **_others: object) -> InitInfo:
             f"{_SETTINGS}.engine_init_kwargs.weight_transfer_config is {transfer}, expected "
             f"{ {'backend': BACKEND} }: other engines cannot read the run"
         )
-    return InitInfo(InitRequest(store, run), not ie_cfg.run_engines_locally)
+    return InitInfo(InitRequest(store, run).require_shared(), not ie_cfg.run_engines_locally)
 
 
 class GymfastSender:
@@ -140,7 +140,7 @@ class GymfastSender:
         """Publishes while the engines generate, then pauses them for the update.
 
         Called on all ranks, and fails on all of them. Raises what `RunStream.publish` raises,
-        ChainError if an engine failed: generation stays paused until a later call succeeds.
+        ChainError if an engine failed: once it was paused, it stays so until a call succeeds.
         """
         del weight_metadata
         ranks = torch_ranks()
@@ -167,10 +167,10 @@ class GymfastSender:
             drain(stream)
 
     async def _update(self, version: int, reset_prefix_cache: bool) -> None:
-        client = self._client
-        try:
-            # An engine that started again follows no run yet.
+        client, generation = self._client, "is as it was"
+        try:  # first of all the run: an engine that started again follows none yet
             await client.init_weight_update_communicator(self._init_info)
+            generation = "stays paused until a weight sync succeeds"
             await client.pause_generation()
             await client.start_weight_update(is_checkpoint_format=False)
             await client.update_named_weights({"version": version})
@@ -183,7 +183,7 @@ class GymfastSender:
             _log.warning("version %d: %s; closing the update: %s", version, error, ended[0])
             raise ChainError(
                 f"version {version} is published, but not every engine took it: {error}; "
-                "generation stays paused until a weight sync succeeds"
+                f"generation {generation}"
             ) from error
         await client.resume_generation()
 

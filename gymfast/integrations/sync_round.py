@@ -95,21 +95,22 @@ class RoundLeader:
     def settle(self, version: int, num_members: int, timeout_s: float) -> None:
         """Returns once all members hold the version and were told to use it; ends the round.
 
-        Raises ChainError that names the members which failed; then the others were told so.
+        Raises ChainError that names the members which failed. Then the others were told so, unless
+        it says that they use the version: one went away after all had answered.
         """
         end_s = time.monotonic() + timeout_s
         with closing(self):
             self._admit(num_members)
             self._each(lambda line: line.send(_Message(version=version)))
             self._each(lambda line: line.require_success(end_s))
-            verdict = _Message(version=version)
+            verdict, outcome = _Message(version=version), "is in use, but not by all"
             if self._failures:
                 verdict = _Message(failure=f"version {version} was called off: {self._failed}")
+                outcome = "is in the run, but not in use"
             self._each(lambda line: line.send(verdict))
             if self._failures:
                 raise ChainError(
-                    f"version {version} is in the run, but not in use: {self._failed}; the next "
-                    "sync goes on from there"
+                    f"version {version} {outcome}: {self._failed}; the next sync goes on from there"
                 )
 
     def call_off(self, reason: str, num_members: int) -> None:
@@ -144,7 +145,7 @@ class RoundLeader:
             except GymfastError:  # somebody else, or a member that is gone: then it is missing
                 line.close()
                 continue
-            is_ours = secrets.compare_digest(hello.token, self.ticket.token)
+            is_ours = secrets.compare_digest(hello.token.encode(), self.ticket.token.encode())
             if not is_ours or hello.rank not in missing:
                 line.close()
                 continue
@@ -179,10 +180,10 @@ class RoundMember:
     def taking(self, timeout_s: float) -> Iterator[int]:
         """The version to take; left once every member took it, or with an error at all of them.
 
+        `timeout_s` bounds the wait for the version, and then the wait for the other members.
         Raises ChainError if the trainer or another member failed, ChannelError, DeadlineError.
         """
-        end_s = time.monotonic() + timeout_s
-        version = self._line.require_success(end_s).version
+        version = self._line.require_success(time.monotonic() + timeout_s).version
         try:
             yield version
         except BaseException as error:
@@ -190,7 +191,7 @@ class RoundMember:
                 self._line.send(_Message(failure=_cut(f"{type(error).__name__}: {error}")))
             raise
         self._line.send(_Message(version=version))
-        self._line.require_success(end_s)
+        self._line.require_success(time.monotonic() + timeout_s)
 
     def close(self) -> None:
         """Leaves the round."""

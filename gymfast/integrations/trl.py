@@ -71,9 +71,7 @@ class WeightTransfer:
         """
         if not servers:
             raise ValueError("servers is empty: name the address of each vLLM server")
-        if store.startswith("memory:"):
-            raise ValueError(f"store is {store!r}, which no server can see: use file:/PATH")
-        self._follow = InitRequest(store=store, run=run, key_file=key_file)
+        self._follow = InitRequest(store=store, run=run, key_file=key_file).require_shared()
         self._clients = [
             VLLMClient(url, api_key=api_key, timeout_s=timeout_s, pause=pause) for url in servers
         ]

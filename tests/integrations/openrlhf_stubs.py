@@ -78,7 +78,10 @@ def ray_get(calls: Any) -> Any:
 
 
 class AsyncLLM:
-    """vLLM's AsyncLLM 0.29 around our engine; `fails` raises in place of an update."""
+    """vLLM's AsyncLLM 0.29 around our engine of several ranks; `fails` raises in its update.
+
+    The worker that raises closes its update, those that do not keep theirs open.
+    """
 
     def __init__(self, arguments: Any) -> None:
         from gymfast.integrations.vllm import GymfastEngine
@@ -87,7 +90,7 @@ class AsyncLLM:
         self.model = vllm_stand_in.PlainModel(arguments.options["shapes"])
         made = vllm_stand_in.engine_arguments(vllm_stand_in.Engine32, self.model)
         self.engine, self.version, self.resets = GymfastEngine(*made), "", 0
-        self.fails = self.keeps_cache = False
+        self.fails = self.keeps_cache = self.is_open = False
 
     async def is_sleeping(self) -> bool:
         return False
@@ -96,6 +99,9 @@ class AsyncLLM:
         self.engine.init_transfer_engine(self.engine.parse_init_info(request.init_info))
 
     async def start_weight_update(self) -> None:
+        if self.is_open:
+            raise RuntimeError("start_weight_update called while a weight update is already active")
+        self.is_open = True
         self.engine.start_weight_update()
 
     async def update_weights(self, request: Any) -> None:
@@ -104,6 +110,9 @@ class AsyncLLM:
         self.engine.update_weights(request.update_info)
 
     async def finish_weight_update(self, weight_version: str | None = None) -> None:
+        was_failed, self.is_open = self.fails, False
+        if was_failed:  # by the worker that has none open
+            raise RuntimeError("finish_weight_update called without a matching start_weight_update")
         self.engine.finish_weight_update()
 
     async def update_weight_version(self, new_version: str) -> None:

@@ -94,6 +94,7 @@ def test_a_failure_is_named_on_all_ranks_of_zero_3_and_the_next_sync_goes_on(
     assert (first[1]["held"], first[1]["versions"]) == ([True, False], ["1", "0"])
     assert (first[2]["error"], first[2]["held"], first[2]["calls"]) == ("", [True, True], ONE_CALL)
     assert "version 3 is loaded, but vLLM kept its prefix cache" in first[3]["error"]
+    assert first[3]["versions"] == ["3", "2"], "none of which old keys and values are used"
     assert "5 of 11 tensors did not come" in first[4]["error"]
     assert "failed on rank 0: CoverageError" in second[4]["error"]
     assert first[4]["calls"] == [[], []]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import struct
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -80,6 +83,24 @@ def test_a_member_that_leaves_and_one_that_never_came_are_named(
         taken.result()
 
 
+def test_a_member_that_is_killed_after_its_answer_does_not_call_the_version_off(
+    leader: RoundLeader, start: Any
+) -> None:
+    where, killed = leader.ticket, threading.Event()
+    (good,) = members(leader, 1)
+    with socket.create_connection((where.host, where.port)) as bad:
+        bad.sendall(json.dumps({"token": where.token, "rank": 1}).encode() + b"\n")
+        taken = start(take, good, lambda version: killed.wait(5.0))
+        settled = start(leader.settle, 3, 2, 5.0)
+        assert bad.recv(100) == b'{"version":3}\n'
+        bad.sendall(b'{"version":3}\n')
+        bad.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    killed.set()
+    assert taken.result() == 3
+    with pytest.raises(ChainError, match=r"3 is in use, but not by all: reader 1: .* is gone"):
+        settled.result()
+
+
 def test_a_member_that_does_not_answer_is_an_error_after_the_timeout(leader: RoundLeader) -> None:
     silent = members(leader, 1)
     with pytest.raises(ChainError, match=r"reader 0: .* did not answer in time"):
@@ -111,7 +132,32 @@ def test_a_leader_that_says_nothing_is_an_error_after_the_timeout(leader: RoundL
         raise AssertionError
 
 
-@pytest.mark.parametrize("hello", [b"GET / HTTP/1.1\r\n\r\n", b"", b"x" * 2**17, b'{"rank":0}\n'])
+def test_a_version_that_came_late_leaves_a_member_its_time_to_wait_for_the_others(
+    leader: RoundLeader, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now_s, slow = [0.0], threading.Event()
+    monkeypatch.setattr(sync_round, "time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    first, last = members(leader, 2)
+
+    def take_late(version: int) -> None:
+        now_s[0] = 6.0  # of the 5 that it has for the version, and anew for the others
+
+    taken = [start(take, first, take_late), start(take, last, lambda version: slow.wait(5.0))]
+    settled = start(leader.settle, 7, 2, 60.0)
+    with pytest.raises(TimeoutError):
+        taken[0].result(timeout=0.1)
+    slow.set()
+    assert [future.result() for future in taken] == [7, 7] and settled.result() is None
+
+
+@pytest.mark.parametrize(
+    "hello",
+    [
+        *(b"GET / HTTP/1.1\r\n\r\n", b"", b"x" * 2**17, b'{"rank":0}\n'),
+        '{"token":"\u00e9","rank":0}\n'.encode(),
+        b'{"token":"\xff","rank":0}\n',
+    ],
+)
 def test_a_stranger_is_not_a_member(leader: RoundLeader, start: Any, hello: bytes) -> None:
     stranger = socket.create_connection((leader.ticket.host, leader.ticket.port))
     stranger.sendall(hello)

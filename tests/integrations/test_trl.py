@@ -193,7 +193,7 @@ def test_R89_a_wildcard_is_no_address_of_a_server(url: str) -> None:
 @pytest.mark.parametrize(
     ("store", "servers", "dtype", "text"),
     [
-        ("memory:here", ["http://one:1"], None, "store is 'memory:here', which no server can see"),
+        ("memory:here", ["http://one:1"], None, "store is 'memory:here', which no engine can see"),
         ("file:///runs", [], None, "servers is empty"),
         ("file:///runs", ["one:1"], None, "url is 'one:1', expected http"),
         ("file:///runs", ["http://one:1"], "int8", "dtype is 'int8', expected a floating point"),

@@ -287,6 +287,8 @@ def test_a_missing_option_and_a_store_that_cannot_be_are_refused_at_the_start(
     for is_master in ({"is_master": True}, {}):
         with pytest.raises(ValueError, match="nowhere"):
             Fleet(registry, options | {"store": "nowhere:x"}).start_reader(**is_master)
+        with pytest.raises(ValueError, match="store is 'memory:x', which no engine can see"):
+            Fleet(registry, options | {"store": "memory:x"}).start_reader(**is_master)
 
 
 def test_the_registered_class_is_one_of_verl(registry: type) -> None:

@@ -53,7 +53,7 @@ def script() -> Iterator[Script]:
             script.calls.append(self.path)
             script.bodies[self.path] = json.loads(data or b"{}")
             code, body = script.answers.get(self.path.partition("?")[0], (200, {}))
-            answer = json.dumps(body).encode()
+            answer = body if isinstance(body, bytes) else json.dumps(body).encode()
             self.send_response(code)
             self.send_header("Content-Length", str(len(answer)))
             self.end_headers()
@@ -114,6 +114,12 @@ def test_an_update_that_cannot_begin_changes_nothing(script: Script) -> None:
     with pytest.raises(ChainError, match="goes on as before: set weight_transfer_config"):
         VLLMClient(script.url).pull(FOLLOW, 7)
     assert script.calls == [*UPDATE[:3], "/resume"]
+
+
+def test_an_answer_that_no_parser_takes_is_quoted(script: Script) -> None:
+    script.answers["/init_weight_transfer_engine"] = (500, b"[" * 2**15)
+    with pytest.raises(ChannelError, match=r"answered 500: \[{500};"):
+        VLLMClient(script.url).pull(FOLLOW, 7)
 
 
 def test_the_answer_of_a_proxy_says_nothing_about_the_server(script: Script) -> None:
