@@ -50,7 +50,7 @@ class NcclRank:
         Begins to make one with more ranks; the id on the rank that asked for it, else b''.
         """
 
-    def grow_into(self, unique_id: bytes, num_ranks: int, rank: int) -> None:
+    def grow_into(self, unique_id: bytes, num_ranks: int, rank: int, max_ctas: int = 0) -> None:
         """As grow, for a rank that is new."""
 
     def id_to_grow(self) -> bytes:

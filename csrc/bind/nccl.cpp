@@ -145,9 +145,9 @@ class Rank {
     return child;
   }
 
-  void grow_into(const nb::bytes& id, int num_ranks, int rank) {
+  void grow_into(const nb::bytes& id, int num_ranks, int rank, int max_ctas) {
     const UniqueId its_id = to_id(id);
-    call([&] { return communicator_->grow_into(its_id, num_ranks, rank); });
+    call([&] { return communicator_->grow_into(its_id, num_ranks, rank, max_ctas); });
   }
 
   nb::bytes id_to_grow() {
@@ -252,7 +252,7 @@ void bind_nccl(nb::module_& m) {
            "Begins to make one of the ranks that are left.")
       .def("grow", &Rank::grow, "num_ranks"_a, "unique_id"_a,
            "Begins to make one with more ranks; the id on the rank that asked for it, else b''.")
-      .def("grow_into", &Rank::grow_into, "unique_id"_a, "num_ranks"_a, "rank"_a,
+      .def("grow_into", &Rank::grow_into, "unique_id"_a, "num_ranks"_a, "rank"_a, "max_ctas"_a = 0,
            "As grow, for a rank that is new.")
       .def("id_to_grow", &Rank::id_to_grow, "What new ranks need to grow into this one.")
       .def("wait_until_ready", &Rank::wait_until_ready, "seconds"_a,

@@ -135,7 +135,7 @@ Status Communicator::grow(const std::shared_ptr<Communicator>& parent, int num_r
                  "ncclCommGrow");
 }
 
-Status Communicator::grow_into(const UniqueId& id, int num_ranks, int rank) {
+Status Communicator::grow_into(const UniqueId& id, int num_ranks, int rank, int max_ctas) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (Status status = check_new(); !status.is_ok()) return status;
   if (!library_.has_grow()) return refuse("this NCCL cannot grow a communicator");
@@ -144,6 +144,7 @@ Status Communicator::grow_into(const UniqueId& id, int num_ranks, int rank) {
   rank_ = rank;
   num_ranks_ = num_ranks;
   Config config;
+  if (max_ctas > 0) config.max_ctas = max_ctas;
   return started(nccl_.comm_grow(nullptr, num_ranks, &id, rank, &comm_, &config), "ncclCommGrow");
 }
 

@@ -64,8 +64,8 @@ class Communicator {
   // A rank of `parent` keeps its number. `id` is that of id_to_grow on the rank that asked for it,
   // null on others.
   Status grow(const std::shared_ptr<Communicator>& parent, int num_ranks, const UniqueId* id);
-  // A rank that is new.
-  Status grow_into(const UniqueId& id, int num_ranks, int rank);
+  // A rank that is new; max_ctas is that of the others.
+  Status grow_into(const UniqueId& id, int num_ranks, int rank, int max_ctas);
   // For one rank of this communicator, before it grows.
   Status id_to_grow(UniqueId* id);
 

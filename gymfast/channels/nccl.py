@@ -35,6 +35,8 @@ def choose_way(ranks: Sequence[int], offers: Mapping[int, Sequence[Any]]) -> Way
     """
     anew = Way("make", tuple(ranks))
     old = {tuple(members) for members, _, _ in offers.values() if members}
+    if set(ranks) - offers.keys():  # some were lost meanwhile
+        return anew
     if len(old) != 1 or 0 not in next(iter(old)):
         return anew
     members = next(iter(old))
@@ -146,14 +148,14 @@ def _attempt(control: Control, made: NcclChannel, step: _Step) -> str:
     try:
         if control.rank == 0 and step.how != "shrink":
             unique_id = _unique_id(made, step)
-    except ChannelError as error:
+    except (ChannelError, ValueError) as error:
         words = str(error)
     members, unique_id, words = control.share([step.members, unique_id, words], made.timeout_s)
     if not words:
         try:
             with control.watching(lambda rank, text: _on_trouble(control, made, rank, text)):
                 _take_part(control, made, step, members, unique_id)
-        except ChannelError as error:
+        except (ChannelError, ValueError) as error:  # another thread may have stopped the old one
             words = str(error)
             control.trouble(words)
     # Ranks that wait for one that failed say so only when their own time is over.
@@ -173,7 +175,8 @@ def _take_part(
         made.join(unique_id, max_ctas=step.max_ctas)
     elif step.how == "grow":
         is_new = step.replaces is None
-        made.grow(step.replaces, members, unique_id if is_new or control.rank == 0 else b"")
+        own_id = unique_id if is_new or control.rank == 0 else b""
+        made.grow(step.replaces, members, own_id, max_ctas=step.max_ctas)
     elif step.replaces is not None:
         made.shrink(step.replaces)
 

@@ -103,18 +103,26 @@ class NcclChannel(Channel):
         self._nccl = self._call(lambda: parent._nccl.shrink(excluded, self.timeout_s))
         self._get_ready("ncclCommShrink")
 
-    def grow(self, parent: NcclChannel | None, members: Sequence[int], unique_id: bytes) -> None:
+    def grow(
+        self,
+        parent: NcclChannel | None,
+        members: Sequence[int],
+        unique_id: bytes,
+        *,
+        max_ctas: int = 0,
+    ) -> None:
         """Takes the place of a channel with fewer ranks, or of none on a new rank.
 
         `unique_id` is that of id_to_grow on the rank that asked for it and on new ranks.
         """
         self.members = tuple(members)
         if parent is not None:
-            nccl = parent._nccl
-            self._nccl = self._call(lambda: nccl.grow(self.num_ranks, unique_id))
+            old = parent._nccl
+            self._nccl = self._call(lambda: old.grow(self.num_ranks, unique_id))
         else:
             place = self.members.index(self._ranks[self.rank])
-            self._call(lambda: self._nccl.grow_into(unique_id, self.num_ranks, place))
+            nccl = self._nccl
+            self._call(lambda: nccl.grow_into(unique_id, self.num_ranks, place, max_ctas))
         self._get_ready("ncclCommGrow")
 
     def new_id(self) -> bytes:

@@ -108,7 +108,7 @@ void shrink_and_grow(const Library& library) {
   Ranks three = {make(library), make(library), make(library)};
   expect(three[0]->grow(two[0], 3, &id).is_ok(), "grow");
   expect(three[1]->grow(two[1], 3, nullptr).is_ok(), "grow");
-  expect(three[2]->grow_into(id, 3, 2).is_ok(), "grow_into");
+  expect(three[2]->grow_into(id, 3, 2, 4).is_ok(), "grow_into");
   for (const auto& one : three) expect(one->wait_until_ready(soon()).is_ok(), "grown");
   close(&two);
   exchange(three);
