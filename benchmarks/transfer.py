@@ -187,11 +187,13 @@ def run(options: argparse.Namespace) -> int:
     if unknown := sorted(set(wanted.cases) - cases().keys()):
         print(f"cases {unknown} do not exist, expected {', '.join(cases())}", file=sys.stderr)
         return 2
-    rows, skipped = measure(wanted)
     stamp = environment() | {"command": f"python -m benchmarks {' '.join(sys.argv[1:])}"}
-    stamp |= {f"skipped {name}": why for name, why in skipped.items()}
-    if options.csv:
-        write_csv(Path(options.csv), rows, stamp)
+    rows: list[Row] = []
+    for found, skipped in measure(wanted):
+        rows += found
+        stamp |= {f"skipped {name}": why for name, why in skipped.items()}
+        if options.csv:  # after each case: the last may take minutes, or fail
+            write_csv(Path(options.csv), rows, stamp)
     if options.json:
         print(json.dumps(document(rows, stamp), indent=1))
     else:
@@ -199,21 +201,21 @@ def run(options: argparse.Namespace) -> int:
     return 1 if any(row.nwrong for row in rows) else 0
 
 
-def measure(options: Options) -> tuple[list[Row], dict[str, str]]:
-    """The rows of all cases that are wanted, and why others were left out."""
-    rows: list[Row] = []
-    skipped: dict[str, str] = {}
+def measure(options: Options) -> Iterator[tuple[list[Row], dict[str, str]]]:
+    """For each case that is wanted its rows, or its name and why it was left out."""
     for name, case in cases().items():
         if options.cases and name not in options.cases:
             continue
+        rows: list[Row] = []
         try:
             for row in case(options):
                 rows.append(row)
                 _show(row)
         except NotHere as reason:
-            skipped[name] = str(reason)
             print(f"{name} is left out: {reason}", file=sys.stderr)
-    return rows, skipped
+            yield rows, {name: str(reason)}
+        else:
+            yield rows, {}
 
 
 class NotHere(Exception):  # noqa: N818 - a reason to leave a case out, no error

@@ -29,7 +29,10 @@ def loopback(options: Options) -> Iterator[Row]:
     best: Row | None = None
     for streams in _STREAMS:
         subject = Subject("loopback", "iperf3", "flat", size, streams=streams)
-        row = _of_peer(subject, iperf3(size, streams, options.rounds))
+        try:
+            row = _of_peer(subject, iperf3(size, streams, options.rounds))
+        except OSError as reason:
+            raise NotHere(f"needs iperf3: {reason}") from reason
         best = row if best is None or row.algbw > best.algbw else best
         yield row
     assert best is not None
@@ -82,18 +85,19 @@ def lists(options: Options) -> Iterator[Row]:
     """The tensors of a model: flat buckets against one broadcast for each, over gloo."""
     if not _has_channel("gloo"):
         raise NotHere("needs torch with gloo")
+    rounds = max(5, options.rounds // 2)
     found = {"Qwen3-0.6B": qwen3(), "per-expert LoRA": per_expert_lora()}
     for name, whole in found.items():
         tensors = _part(whole, options.list_bytes)
         size = sum(one[3] for one in tensors)
         base = Subject("lists", "", f"{name}, {len(tensors)} tensors", size, type="bfloat16")
         subjects = [replace(base, path="torch gloo per tensor")]
-        jobs = [Job(kind="per tensor", channel="", tensors=tensors, rounds=options.rounds)]
+        jobs = [Job(kind="per tensor", channel="", tensors=tensors, rounds=rounds)]
         for path in ("gloo", "tcp", "shm"):
             for bucket in (4 * MIB, 16 * MIB, 64 * MIB) if _has_channel(path) else ():
                 job = Job(
                     kind="transfer", channel=path, tensors=tensors, bucket_bytes=bucket,
-                    rounds=options.rounds,
+                    rounds=rounds,
                 )  # fmt: skip
                 jobs.append(job)
                 path_name = f"{path} flat buckets"

@@ -38,31 +38,28 @@ def iperf3(
     """
     if shutil.which("iperf3") is None:
         raise OSError("iperf3 is not installed (package iperf3)")
-    port = _free_port()
+    return [_iperf3_once(num_bytes, streams, network) for _ in range(rounds + 1)][1:]
+
+
+def _iperf3_once(num_bytes: int, streams: int, network: Network | None) -> Sample:
+    """One run, with a server of its own: an older one may still be busy with the last."""
+    port = str(_free_port())
     within = [network.within(node) if network else [] for node in (0, 1)]
     host = network.address(1) if network else "127.0.0.1"
-    server = subprocess.Popen(
-        [*within[1], "iperf3", "-s", "-p", str(port), "--forceflush"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    client = [*within[0], "iperf3", "-c", host, "-p", str(port), "-P", str(streams)]
+    command = [*within[1], "iperf3", "-s", "-1", "-p", port, "--forceflush"]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    client = [*within[0], "iperf3", "-c", host, "-p", port, "-P", str(streams)]
     client += ["-n", str(num_bytes // streams), "--json"]
     client += [] if network else ["-C", "cubic"]
     try:
         _wait_until_it_listens(server)
-        found = [_iperf3_once(client) for _ in range(rounds + 1)]
+        done = subprocess.run(client, capture_output=True, text=True, check=False, timeout=300)
     finally:
         server.kill()
         server.communicate()
-    return found[1:]
-
-
-def _iperf3_once(command: list[str]) -> Sample:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
     found = json.loads(done.stdout or "{}")
     if done.returncode or "error" in found:
-        raise OSError(f"{' '.join(command)}: {found.get('error') or done.stderr.strip()}")
+        raise OSError(f"{' '.join(client)}: {found.get('error') or done.stderr.strip()}")
     received = found["end"]["sum_received"]
     return Sample(float(received["seconds"]), {}, 0, int(received["bytes"]))
 

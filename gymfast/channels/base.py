@@ -32,6 +32,8 @@ class Channel(ABC):
 
     survives_loss = False
     """Whether a root goes on with those that are left, so that only the lost rank misses bytes."""
+    takes_many_slots = False
+    """Whether several slots of one root in a round cost less than copies into one."""
 
     def __init__(self, rank: int, num_ranks: int, *, depth: int, timeout_s: float) -> None:
         """Raises ValueError for a rank that is not in the group, no depth, or no time."""

@@ -32,6 +32,7 @@ class TcpChannel(Channel):
     """One rank of a group that is connected by TCP. See `open_tcp`."""
 
     survives_loss = True
+    takes_many_slots = True
 
     def __init__(
         self,

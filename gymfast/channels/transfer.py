@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, SupportsInt
 
-from gymfast.buckets import BucketPlan, BucketTensor, Turn, rounds
+from gymfast.buckets import ALIGNMENT, BucketPlan, BucketTensor, Piece, Turn, rounds
 from gymfast.channels.agreement import Terms, agree
 from gymfast.channels.base import Channel, Memory, Slot
 from gymfast.channels.bucket_memory import BucketMemory
@@ -20,8 +20,9 @@ from gymfast.channels.host_memory import HostMemory
 from gymfast.channels.troubles import heeding
 from gymfast.errors import ChannelError, ChecksumError
 
-_Digests = dict[int, list[int]]  # by root
-_Unread = dict[int, list[SupportsInt]]  # a GPU may not have them yet
+_Digests = dict[int, list[list[int]]]  # by root and bucket: one for each slot
+_Unread = dict[int, list[list[SupportsInt]]]  # a GPU may not have them yet
+_OWN_SLOT_BYTES = 1 << 20  # below, a copy at each end costs less than a slot
 
 
 @dataclass
@@ -52,11 +53,17 @@ class TransferReport:
 
 
 @dataclass
-class _UnderWay:
-    """A round that the channel has, and what it moves."""
+class _Load:
+    """One bucket of a round: pieces that are moved from and to where they lie, and all others."""
 
-    turns: list[Turn]
-    slots: list[Slot]
+    turn: Turn
+    direct: list[Slot]
+    arena: Slot | None
+    packed: list[Piece]  # at their places in the arena
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self.direct if self.arena is None else [*self.direct, self.arena]
 
 
 class BucketTransfer:
@@ -166,7 +173,7 @@ class BucketTransfer:
         shared = control.share(sorted(failed.items()), self._timeout_s)
         return {int(rank): str(text) for rank, text in shared}
 
-    def _differences(self, theirs: list[list[int]], answers: Mapping[int, Any]) -> str:
+    def _differences(self, theirs: list[list[list[int]]], answers: Mapping[int, Any]) -> str:
         """What a rank got that is not what a root sent."""
         for place, root in enumerate(self._roots):
             if root not in answers or answers[root][0]:
@@ -184,50 +191,67 @@ class BucketTransfer:
 
     def _move(self, tensors: Mapping[str, Memory], seconds: Seconds) -> _Digests:
         """All rounds; digests of the buckets of each root."""
-        channel, under_way = self._channel, deque[_UnderWay]()
+        channel, under_way = self._channel, deque[list[_Load]]()
         digests: _Unread = {root: [] for root in self._roots}
         counts = [self._plans[root].num_buckets for root in self._roots]
         for number, turns in enumerate(rounds(counts)):
             if len(under_way) == channel.depth:
                 self._end(under_way.popleft(), channel.depth - 1, tensors, digests, seconds)
             begin_s = time.perf_counter()
-            slots = [self._slot(turn, number, tensors, digests) for turn in turns]
+            loads = [self._load(turn, number, tensors, digests) for turn in turns]
             packed_s = time.perf_counter()
-            channel.begin(slots)
+            channel.begin([slot for load in loads for slot in load.slots])
             seconds.pack += packed_s - begin_s
             seconds.wire += time.perf_counter() - packed_s
-            under_way.append(_UnderWay(turns, slots))
+            under_way.append(loads)
         while under_way:
             done = under_way.popleft()
             self._end(done, len(under_way), tensors, digests, seconds)
-        return {root: [int(one) for one in each] for root, each in digests.items()}
+        return {root: [[int(n) for n in one] for one in each] for root, each in digests.items()}
 
-    def _slot(
+    def _load(
         self, turn: Turn, number: int, tensors: Mapping[str, Memory], digests: _Unread
-    ) -> Slot:
-        """Memory of a bucket: that of its tensor where it has only one, else an arena.
+    ) -> _Load:
+        """The memory of a bucket: that of its tensors where they are large, else an arena.
 
         The root digests it here: what it reads now is in the caches when it is sent.
         """
         root = self._roots[turn.root]
-        plan = self._plans[root]
-        pieces, size = list(plan.pieces(turn.bucket)), plan.bucket_size(turn.bucket)
-        place = self._control.ranks.index(root)
-        if len(pieces) == 1 and pieces[0].num_bytes == size:
-            whole = tensors[plan.tensors[pieces[0].tensor].name]
-            begin = pieces[0].tensor_offset
-            memory = whole[begin : begin + size]
-        else:
-            memory = self._arena(turn.root, number % self._channel.depth)[:size]
-            for piece in pieces if root == self._control.rank else ():
-                self._memory.pack(memory, piece, tensors[plan.tensors[piece.tensor].name])
+        plan, place = self._plans[root], self._control.ranks.index(root)
+        size = plan.bucket_size(turn.bucket)
+        least = min(size, _OWN_SLOT_BYTES) if self._channel.takes_many_slots else size
+        load, used = _Load(turn, [], None, []), 0
+        for piece in plan.pieces(turn.bucket):
+            if piece.num_bytes >= least:
+                whole = tensors[plan.tensors[piece.tensor].name]
+                begin = piece.tensor_offset
+                load.direct.append(Slot(place, whole[begin : begin + piece.num_bytes]))
+                continue
+            load.packed.append(replace(piece, bucket_offset=used))
+            used += -(-piece.num_bytes // ALIGNMENT) * ALIGNMENT
+        if load.packed:
+            last = load.packed[-1]
+            arena = self._arena(turn.root, number % self._channel.depth)
+            load.arena = Slot(place, arena[: last.bucket_offset + last.num_bytes])
+            for piece in load.packed if root == self._control.rank else ():
+                self._memory.pack(arena, piece, tensors[plan.tensors[piece.tensor].name])
         if root == self._control.rank:
-            digests[root].append(self._memory.digest(memory, pieces))
-        return Slot(place, memory)
+            digests[root].append(self._digests_of(load))
+        return load
+
+    def _digests_of(self, load: _Load) -> list[SupportsInt]:
+        """One for each slot."""
+        found: list[SupportsInt] = [
+            self._memory.digest(slot.memory, [Piece(0, 0, 0, len(slot.memory))])
+            for slot in load.direct
+        ]
+        if load.arena is not None:
+            found.append(self._memory.digest(load.arena.memory, load.packed))
+        return found
 
     def _end(
         self,
-        done: _UnderWay,
+        done: list[_Load],
         num_left: int,
         tensors: Mapping[str, Memory],
         digests: _Unread,
@@ -236,17 +260,16 @@ class BucketTransfer:
         begin_s = time.perf_counter()
         self._channel.finish(num_left)
         arrived_s = time.perf_counter()
-        for turn, slot in zip(done.turns, done.slots, strict=True):
-            root = self._roots[turn.root]
+        for load in done:
+            root = self._roots[load.turn.root]
             if root == self._control.rank:
                 continue
-            plan = self._plans[root]
-            pieces = list(plan.pieces(turn.bucket))
-            digests[root].append(self._memory.digest(slot.memory, pieces))
-            is_in_place = len(pieces) == 1 and pieces[0].num_bytes == len(slot.memory)
-            for piece in () if is_in_place else pieces:
-                target = tensors[plan.tensors[piece.tensor].name]
-                self._memory.unpack(slot.memory, piece, target)
+            digests[root].append(self._digests_of(load))
+            if load.arena is None:
+                continue
+            for piece in load.packed:
+                target = tensors[self._plans[root].tensors[piece.tensor].name]
+                self._memory.unpack(load.arena.memory, piece, target)
         seconds.wire += arrived_s - begin_s
         seconds.unpack += time.perf_counter() - arrived_s
 
