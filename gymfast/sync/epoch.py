@@ -44,10 +44,16 @@ def created_us(clock: Clock) -> int:
 def claim_epoch(log: Log, clock: Clock, timeout_s: float, label: str) -> tuple[Tip, list[Entry]]:
     """The tip at the own epoch record, and the entries before it as far as they are sound.
 
-    Raises DeadlineError if the store does not answer in time.
+    Raises DeadlineError if the store does not answer in time, ConflictError without the key of a
+    run that is signed: its readers would refuse all that follows.
     """
     for _ in range(_NUM_TRIES):
         entries = _known(log)
+        if log.key is None and entries and entries[-1].record.mac:
+            raise ConflictError(
+                f"run '{log.keys.run}' in {log.store.url} is signed: its readers refuse records "
+                "without a signature; publish with its key (key=, --key-file), or to another run"
+            )
         claim = _Claim(log, clock, label, entries[-1].tip if entries else None)
         actions: dict[Step, Callable[[], Answer]] = {
             Step.CREATE: claim.create,

@@ -23,6 +23,7 @@ from sync.harness import (
 from gymfast.delta import State
 from gymfast.errors import (
     BudgetError,
+    ConflictError,
     DeadlineError,
     FormatError,
     StoreError,
@@ -278,6 +279,20 @@ def test_a_reader_with_a_key_refuses_what_is_not_signed_with_it(store):
     publisher(store, run="open").publish(states[0])
     with pytest.raises(FormatError, match="not signed"):
         reader(store, zeros_like(live), run="open", key=key).pull()
+
+
+def test_a_publisher_without_the_key_of_a_signed_run_is_refused_before_it_writes(store):
+    key = b"0123456789abcdef"
+    states = history(3)
+    publisher(store, key=key).publish(states[0])
+    before = set(store.list(""))
+    with pytest.raises(ConflictError, match="is signed: its readers refuse"):
+        publisher(store)
+    assert {name for name in store.list("") if "/log/" in name} == {
+        n for n in before if "/log/" in n
+    }
+    publisher(store, key=key).publish(states[1])
+    assert reader(store, zeros_like(states[0]), key=key).pull().version == 1
 
 
 def test_progress_is_told_in_bytes(store):
