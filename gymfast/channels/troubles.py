@@ -17,9 +17,10 @@ def heeding(control: Control, channel: Channel, roots: Collection[int]) -> Itera
     """
 
     def heed(rank: int, why: str) -> None:
+        if rank not in control.ranks:
+            return
         if channel.survives_loss and rank not in roots:
-            if rank in control.ranks:
-                channel.lose(control.ranks.index(rank), why)
+            channel.lose(control.ranks.index(rank), why)
             return
         channel.abort(f"rank {rank}: {why}")
         if control.rank == 0:
