@@ -7,6 +7,33 @@ import numpy.typing
 from numpy.typing import NDArray
 
 
+class ShmRing:
+    """A ring of chunks in memory that processes share; raises ChannelError."""
+
+    @staticmethod
+    def create(rank: int, num_ranks: int, chunk_bytes: int, num_chunks: int) -> ShmRing:
+        """A new ring, in which this rank writes."""
+
+    @staticmethod
+    def open(path: str, rank: int) -> ShmRing:
+        """The ring of another process, for this rank to read."""
+
+    def write(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout_s: float) -> list[int]:
+        """Puts an item in; returns ranks that did not take one in time."""
+
+    def read(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], timeout_s: float) -> None:
+        """Fills data with the next item, which has to be of its size."""
+
+    def leave(self) -> None:
+        """This rank takes part no more."""
+
+    def cancel(self) -> None:
+        """Ends waits of this object soon, from any thread."""
+
+    @property
+    def fd(self) -> int:
+        """The file descriptor of the memory."""
+
 def cpu_targets() -> list[str]:
     """Instruction sets that run here, slowest first."""
 

@@ -9,6 +9,7 @@
 #include <cstring>
 #include <string>
 
+#include "bind/shm.h"
 #include "cpu/codec.h"
 #include "cpu/zstd_sparse.h"
 #include "format/frame.h"
@@ -276,6 +277,8 @@ void force_cpu_target(nb::object name) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The native codec of gymfast: frames, blocks and digests on the CPU.";
+
+  bind_shm(m);
 
   m.def("cpu_targets", &cpu_targets, "Instruction sets that run here, slowest first.");
   m.def(
