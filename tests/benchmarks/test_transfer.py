@@ -108,11 +108,11 @@ def test_a_rank_that_fails_is_quoted():
 @pytest.mark.ci
 def test_a_shaped_link_carries_what_it_is_set_to():
     size = 120 * MIB
-    job = Job(kind="channel", tensors=flat(size), bucket_bytes=4 * MIB, rounds=3)
+    job = Job(kind="channel", tensors=flat(size), bucket_bytes=4 * MIB, rounds=5)
     with Network(2, 1.0) as network:
         (found,) = run_group([job], 2, network, timeout_s=120)
         expected_s = size * 8 / (network.payload_gbps * 1e9)
-    assert median(found) == pytest.approx(expected_s, rel=0.04)
+    assert fastest(found) == pytest.approx(expected_s, rel=0.04)
 
 
 @SHAPED
@@ -120,13 +120,13 @@ def test_a_shaped_link_carries_what_it_is_set_to():
 def test_a_chain_of_three_hops_takes_as_long_as_the_formula_says():
     size, bucket, depth = 238 * MIB, 4 * MIB, 6
     job = Job(
-        kind="channel", tensors=flat(size), bucket_bytes=bucket, fanout=1, depth=depth, rounds=3
+        kind="channel", tensors=flat(size), bucket_bytes=bucket, fanout=1, depth=depth, rounds=5
     )
     with Network(4, 2.0) as network:
         (found,) = run_group([job], 4, network, timeout_s=120)
         hops = [Stage(f"hop {i}", 0.0, network.payload_gbps * 1e9 / 8) for i in range(3)]
     expected_s = pipeline_s(size, bucket, hops, depth=depth)
-    assert median(found) == pytest.approx(expected_s, rel=0.03)
+    assert fastest(found) == pytest.approx(expected_s, rel=0.03)
 
 
 @SHAPED
@@ -162,5 +162,6 @@ def test_the_driver_writes_rows_of_each_case(tmp_path, monkeypatch):
     assert all(isinstance(row, Row) for row in rows)
 
 
-def median(found: list[Sample]) -> float:
-    return sorted(one.seconds for one in found)[len(found) // 2]
+def fastest(found: list[Sample]) -> float:
+    """Other work on the machine only adds; the token bucket lets nothing be faster."""
+    return min(one.seconds for one in found)
