@@ -1,4 +1,4 @@
-"""The driver: `python -m benchmarks delta` and `hf-delta` measure, `report` makes tables."""
+"""The driver: `python -m benchmarks delta`, `hf-delta`, `hf-store` measure, `report` tables."""
 
 from __future__ import annotations
 
@@ -101,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     hf_delta.set_defaults(run=run_cases, cases="hf_delta.py")
     _add_options(hf_delta)
+    hf_store = commands.add_parser(
+        "hf-store", help="version directories through a store, as slime's hooks carry them"
+    )
+    hf_store.set_defaults(run=run_cases, cases="hf_store.py")
+    _add_options(hf_store)
     report = commands.add_parser("report", help="tables from a CSV, to the screen or a README")
     report.set_defaults(run=run_report)
     report.add_argument("csv", type=Path)

@@ -77,17 +77,19 @@ class CanonicalCopy:
         """The root of the state."""
         return self._state.root.hex()
 
+    def wait(self, version: int, timeout_s: float) -> None:
+        """Returns once that version of the run, or a newer one, is published.
+
+        Raises ChainError if no run is followed, and what `Subscriber.wait_until_visible` raises.
+        """
+        self._require_subscriber(version).wait_until_visible(version, timeout_s)
+
     def pull(self, version: int) -> None:
         """Makes the copy hold exactly that version of the run.
 
         Raises ChainError if no run is followed, and what `Subscriber.pull` raises.
         """
-        if self._subscriber is None:
-            raise ChainError(
-                f"version {version} is asked for, and no run is followed: name 'store' and 'run' "
-                "in the init info, or send a frame or buckets"
-            )
-        report = self._subscriber.pull(version)
+        report = self._require_subscriber(version).pull(version)
         if report.version != version:  # ranks of an engine must not differ
             raise ChainError(f"version {version} is asked for, the run gave {report.version}")
 
@@ -146,6 +148,21 @@ class CanonicalCopy:
         for name in names:
             yield name, like(self._state.slots[name].tensor, sample)
 
+    def batches(
+        self, names: Iterable[str], sample: Any, max_bytes: int
+    ) -> Iterable[list[tuple[str, Any]]]:
+        """These pairs in lists of at most `max_bytes` bytes, or of one tensor."""
+        batch: list[tuple[str, Any]] = []
+        num_bytes = 0
+        for name, tensor in self.tensors(names, sample):
+            if batch and num_bytes + tensor.nbytes > max_bytes:
+                yield batch
+                batch, num_bytes = [], 0
+            batch.append((name, tensor))
+            num_bytes += tensor.nbytes
+        if batch:
+            yield batch
+
     def close(self) -> None:
         """Gives lease and staging back."""
         if self._subscriber is not None:
@@ -157,6 +174,14 @@ class CanonicalCopy:
 
     def _marks(self) -> dict[str, _Mark]:
         return {name: (*slot.spec, slot.digest) for name, slot in self._state.slots.items()}
+
+    def _require_subscriber(self, version: int) -> Subscriber:
+        if self._subscriber is None:
+            raise ChainError(
+                f"version {version} is asked for, and no run is followed: name 'store' and 'run' "
+                "in the init info, or send a frame or buckets"
+            )
+        return self._subscriber
 
     def _require_own(self, what: str) -> None:
         if self._subscriber is not None:

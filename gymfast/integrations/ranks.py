@@ -61,3 +61,18 @@ def names_to_leave_out(states: Sequence[dict[str, str]], rank: int) -> set[str]:
                     "made them differ has to be found first"
                 )
     return {name for name in states[rank] if owners[name] != rank}
+
+
+def torch_ranks() -> Ranks:
+    """The ranks of torch's default process group; this process alone if there is none."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return Ranks(0, lambda value: [value])
+
+    def gather(value: Any) -> list[Any]:
+        values = [None] * dist.get_world_size()
+        dist.all_gather_object(values, value)
+        return values
+
+    return Ranks(dist.get_rank(), gather)

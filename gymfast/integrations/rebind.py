@@ -21,8 +21,24 @@ def replace_class(
 ) -> type:
     """Binds the name in the module to what `make` derives from its class; returns the new class.
 
-    Does nothing the second time. Raises GymfastError, with what was found and expected, if module,
-    class or one of its methods is not there or has other parameters.
+    Does nothing the second time. Raises what `require_class` raises.
+    """
+    found = require_class(module_name, name, expected)
+    if getattr(found, "gymfast_replaces", None) is not None:
+        return found
+    replacement = make(found)
+    replacement.gymfast_replaces = found  # type: ignore[attr-defined]
+    setattr(importlib.import_module(module_name), name, replacement)
+    where = f"{module_name}.{name} of {describe(module_name.partition('.')[0])}"
+    _log.info("gymfast replaced %s (leave the flag out to have it back)", where)
+    return replacement
+
+
+def require_class(module_name: str, name: str, expected: Signatures) -> type:
+    """The class of a framework, or what replaced it.
+
+    Raises GymfastError, with what was found and expected, if module, class or one of its methods
+    is not there or has other parameters.
     """
     framework, _, _ = module_name.partition(".")
     try:
@@ -34,16 +50,10 @@ def replace_class(
     found = getattr(module, name, None)
     if not isinstance(found, type):
         raise _unknown(framework, f"{module_name} has no class {name}", "that class")
-    if getattr(found, "gymfast_replaces", None) is not None:
-        return found
-    for method, parameters in expected.items():
-        _check_method(framework, found, method, parameters)
-    replacement = make(found)
-    replacement.gymfast_replaces = found  # type: ignore[attr-defined]
-    setattr(module, name, replacement)
-    where = f"{module_name}.{name} of {describe(framework)}"
-    _log.info("gymfast replaced %s (leave the flag out to have it back)", where)
-    return replacement
+    if getattr(found, "gymfast_replaces", None) is None:
+        for method, parameters in expected.items():
+            _check_method(framework, found, method, parameters)
+    return found
 
 
 def describe(framework: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gymfast.errors import GymfastError
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.patience import Patience
 from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.rebind import replace_class
 from gymfast.integrations.store_mirror import StoreMirror
@@ -54,10 +55,11 @@ def install(args: Any) -> None:
 def post_write(args: Any, path: str, engines: Sequence[Any]) -> None:  # noqa: ARG001 - of slime
     """Puts what the trainer wrote into the store; for --custom-update-weight-post-write-path.
 
-    Store and run are those of GYMFAST_STORE and GYMFAST_RUN. Raises GymfastError if one of them is
-    not set, StoreError if the store fails.
+    Store and run are those of GYMFAST_STORE and GYMFAST_RUN; GYMFAST_STORE_CARRY=files puts files
+    as they are. Raises GymfastError if a variable is missing or wrong, StoreError if the store
+    fails.
     """
-    mirror = _mirror()
+    mirror = _mirror(getattr(args, "gymfast_threads", None))
     if Path(path).name.startswith("weight_v"):
         mirror.put(Path(path))
     else:
@@ -67,12 +69,13 @@ def post_write(args: Any, path: str, engines: Sequence[Any]) -> None:  # noqa: A
 def pre_read(path: str, target_version: int) -> None:
     """Fetches what an engine is about to read; for --sglang-custom-pull-weights-pre-read-hook.
 
-    Raises as post_write; NotFoundError for a version that is not in the store.
+    Waits up to GYMFAST_STORE_WAIT_S seconds for what this host does not see yet. Raises as
+    post_write; NotFoundError for a version that is not in the store.
     """
     _mirror().fetch(Path(path), target_version)
 
 
-def _mirror() -> StoreMirror:
+def _mirror(threads: int | None = None) -> StoreMirror:
     store, run = os.environ.get("GYMFAST_STORE"), os.environ.get("GYMFAST_RUN")
     if not store or not run:
         raise GymfastError(
@@ -80,7 +83,14 @@ def _mirror() -> StoreMirror:
             "gymfast.integrations.slime need it in the environment of trainer and engines, with "
             "the same value"
         )
-    return StoreMirror(store, run)
+    wait = os.environ.get("GYMFAST_STORE_WAIT_S", "30")
+    if not wait.isdigit():
+        raise GymfastError(f"GYMFAST_STORE_WAIT_S is {wait!r}, expected whole seconds, such as 30")
+    carry = os.environ.get("GYMFAST_STORE_CARRY", "changes")
+    if carry not in ("changes", "files"):
+        raise GymfastError(f"GYMFAST_STORE_CARRY is {carry!r}, expected changes or files")
+    patience, as_changes = Patience(int(wait)), carry == "changes"
+    return StoreMirror(store, run, threads=threads, patience=patience, as_changes=as_changes)
 
 
 def make_updater(base: Any) -> type:

@@ -95,3 +95,16 @@ def test_frames_of_the_published_format_are_measured_beside_their_peers():
     }  # fmt: skip
     assert {row["op"] for row in rows} == {"memcpy", "compare", "xxh3-128", "encode"}
     assert all(row["rounds"] >= 5 and row["gbps"] > 0 for row in rows)
+
+
+def test_version_directories_are_carried_through_a_store_in_fewer_bytes():
+    found = run(
+        "hf-store", "--json", "--size", "4MiB", "--density", "1", "--rounds", "5", "--hot",
+        "--threads", "1", "--data", "generator",
+    )  # fmt: skip
+    assert found.returncode == 0, found.stderr
+    rows = json.loads(found.stdout)["rows"]
+    size = {row["codec"]: row["frame_bytes"] for row in rows if row["op"] in ("size", "encode")}
+    for codec in ("xor, zstd level 1", "gymfast xor", "gymfast overwrite"):
+        assert size[f"store: {codec}"] < 0.9 * size[codec]
+    assert {row["op"] for row in rows} == {"memcpy", "size", "encode", "apply"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -198,7 +199,7 @@ def publish_full(
         return PublishReport(out, number, True, len(seed.names), len(seed.names), num_bytes)
 
 
-def write_new(path: Path, pieces: list[Buffer]) -> int:
+def write_new(path: Path, pieces: Iterable[Buffer]) -> int:
     """Writes a new file, durably; its size. Raises OSError, also if it is there."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
     try:
