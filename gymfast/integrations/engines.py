@@ -38,9 +38,9 @@ class Engines:
                 failures[number] = f"{type(error).__name__}: {error}"
                 cause = cause or error
             else:
-                refusal = _refusal(answer)
-                if refusal is not None:
-                    failures[number] = refusal
+                words = refusal(answer)
+                if words is not None:
+                    failures[number] = words
         if failures:
             first = min(failures)
             others = f" (also engines {sorted(failures)[1:]})" if len(failures) > 1 else ""
@@ -53,7 +53,7 @@ class Engines:
         self.finish(method, self.start(method, *arguments, **options))
 
 
-def _refusal(answer: Any) -> str | None:
+def refusal(answer: Any) -> str | None:
     """What an engine says that answers without raising, but did not succeed."""
     if isinstance(answer, Mapping) and answer.get("success") is False:
         return str(answer.get("message", answer))
