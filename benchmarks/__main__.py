@@ -1,4 +1,4 @@
-"""The driver: `python -m benchmarks delta`, `hf-delta`, `hf-store` measure, `report` tables."""
+"""The driver: each command but `report`, which makes tables, measures something."""
 
 from __future__ import annotations
 
@@ -61,14 +61,31 @@ def run_cases(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run_pause(options: argparse.Namespace) -> int:
+    from benchmarks.slime.pause import run_pause
+
+    return run_pause(options)
+
+
+def run_transfer(options: argparse.Namespace) -> int:
+    from benchmarks.transfer import run
+
+    return run(options)
+
+
 def run_report(options: argparse.Namespace) -> int:
-    from benchmarks.report import insert, read_csv, tables
+    from benchmarks import report, transfer_report
     from benchmarks.targets import check_targets
 
-    rows, stamp = read_csv(options.csv)
-    text = tables(rows, stamp, check_targets(rows))
+    markers = report.MARKERS
+    if transfer_report.is_transfer(options.csv):
+        text = transfer_report.tables(*transfer_report.read_csv(options.csv))
+        markers = transfer_report.MARKERS
+    else:
+        rows, stamp = report.read_csv(options.csv)
+        text = report.tables(rows, stamp, check_targets(rows))
     if options.readme:
-        insert(options.readme, text)
+        report.insert(options.readme, text, markers)
     else:
         print(text)
     return 0
@@ -106,6 +123,34 @@ def _parser() -> argparse.ArgumentParser:
     )
     hf_store.set_defaults(run=run_cases, cases="hf_store.py")
     _add_options(hf_store)
+    pause = commands.add_parser(
+        "slime-pause", help="the pause of an engine under slime's delta updater and under ours"
+    )
+    pause.set_defaults(run=_run_pause)
+    pause.add_argument("--source", type=Path, required=True, help="a checkout of slime")
+    pause.add_argument("--size", type=_size, default=384 << 20, help="bytes of the model")
+    pause.add_argument("--density", type=float, default=0.01, help="share of changed elements")
+    pause.add_argument("--rounds", type=_rounds, default=7, help="updates per row")
+    pause.add_argument("--folder", type=Path, help="where checkpoints and versions go")
+    pause.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
+    transfer = commands.add_parser(
+        "transfer", help="channels beside iperf3, gloo and nccl-tests; shaped links; versions"
+    )
+    transfer.set_defaults(run=run_transfer)
+    transfer.add_argument("--json", action="store_true", help="JSON as nccl-tests has it")
+    transfer.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
+    transfer.add_argument("--quick", action="store_true", help="64 MiB, five rounds")
+    transfer.add_argument(
+        "--size", type=_size, help="bytes that are moved, as 512MiB (the default)"
+    )
+    transfer.add_argument("--live", type=_size, help="bytes of versions (default 1640000000)")
+    transfer.add_argument("--rounds", type=_rounds, help=f"samples a row, at least {MIN_ROUNDS}")
+    transfer.add_argument(
+        "--cases",
+        type=_words,
+        metavar="NAME,...",
+        help="loopback, lists, shaped, chain, live, nccl",
+    )
     report = commands.add_parser("report", help="tables from a CSV, to the screen or a README")
     report.set_defaults(run=run_report)
     report.add_argument("csv", type=Path)

@@ -11,6 +11,7 @@ from benchmarks.harness import Row
 from benchmarks.targets import Target
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
+MARKERS = (BEGIN, END)
 _BOUNDS = ("memcpy", "stream copy", "compare", "read", "xxh3-128")
 _OTHER = ("fused pass", "encode blocks", "apply blocks", "attach", "verify", "first apply")
 
@@ -34,13 +35,15 @@ def read_csv(path: Path) -> tuple[list[Row], dict[str, str]]:
     return rows, {key: value for key, _, value in comments}
 
 
-def insert(path: Path, text: str) -> None:
+def insert(path: Path, text: str, markers: tuple[str, str] = MARKERS) -> None:
     """Replaces what stands between the markers; ValueError if they are not there."""
-    before, begin, rest = path.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
+    before, begin, rest = path.read_text().partition(markers[0])
+    _, end, after = rest.partition(markers[1])
     if not begin or not end:
-        raise ValueError(f"{path}: no {BEGIN} ... {END}: put the two markers where the table goes")
-    path.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}")
+        raise ValueError(
+            f"{path}: no {' ... '.join(markers)}: put the two markers where the table goes"
+        )
+    path.write_text(f"{before}{begin}\n{text}\n{end}{after}")
 
 
 def tables(rows: list[Row], stamp: dict[str, str], targets: list[Target]) -> str:

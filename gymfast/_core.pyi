@@ -1,11 +1,131 @@
 """The native codec of gymfast: frames, blocks and digests on the CPU."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 import numpy
 import numpy.typing
 from numpy.typing import NDArray
 
+
+class NcclLibrary:
+    """An NCCL that was found; see load_nccl."""
+
+    @property
+    def version(self) -> str: ...
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def features(self) -> list[str]: ...
+
+    @property
+    def cuda_path(self) -> str: ...
+
+    @property
+    def cuda_problem(self) -> str:
+        """Why there is no CUDA runtime; empty if there is one."""
+
+    def unique_id(self) -> bytes:
+        """What all ranks of a new communicator need."""
+
+    def device_count(self) -> int: ...
+
+    def driver_version(self) -> int: ...
+
+class NcclRank:
+    """One rank of a communicator of NCCL (csrc/nccl/communicator.h)."""
+
+    def __init__(self, library: NcclLibrary, device: int, depth: int, grace_s: float = 10.0) -> None: ...
+
+    def join(self, unique_id: bytes, num_ranks: int, rank: int, max_ctas: int = 0) -> None:
+        """Begins to make a communicator."""
+
+    def shrink(self, excluded: Sequence[int], timeout_s: float) -> NcclRank:
+        """Begins to make one of the ranks that are left."""
+
+    def grow(self, num_ranks: int, unique_id: bytes) -> NcclRank:
+        """
+        Begins to make one with more ranks; the id on the rank that asked for it, else b''.
+        """
+
+    def grow_into(self, unique_id: bytes, num_ranks: int, rank: int, max_ctas: int = 0) -> None:
+        """As grow, for a rank that is new."""
+
+    def id_to_grow(self) -> bytes:
+        """What new ranks need to grow into this one."""
+
+    def wait_until_ready(self, seconds: float) -> bool:
+        """Whether the communicator could be used within that time."""
+
+    def begin(self, slots: Sequence[tuple[int, int, int]], producer: int, seconds: float) -> bool:
+        """
+        Begins a round of (root, address, bytes) after what the stream `producer` was given; False if the round before was not launched within that time.
+        """
+
+    def wait(self, num_left: int, seconds: float) -> bool:
+        """Whether at most num_left rounds were under way within that time."""
+
+    def stop(self, is_kept: bool) -> None:
+        """Ends all rounds, from any thread."""
+
+    def close(self, seconds: float) -> None:
+        """Gives everything back; may be called twice."""
+
+    @property
+    def num_under_way(self) -> int: ...
+
+    @property
+    def can_shrink(self) -> bool: ...
+
+    @property
+    def is_usable(self) -> bool: ...
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether NCCL may still use the memory of unfinished rounds."""
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def num_ranks(self) -> int: ...
+
+def load_nccl(path: str, beside: Sequence[str], cuda_path: str, cuda_beside: Sequence[str]) -> NcclLibrary:
+    """
+    The NCCL that this process has, that at `path`, the first of `beside` (files), or that of the system; the CUDA runtime likewise. Empty paths are none.
+    """
+
+class ShmRing:
+    """A ring of chunks in memory that processes share; raises ChannelError."""
+
+    @staticmethod
+    def create(rank: int, num_ranks: int, chunk_bytes: int, num_chunks: int) -> ShmRing:
+        """A new ring, in which this rank writes."""
+
+    @staticmethod
+    def open(path: str, rank: int) -> ShmRing:
+        """The ring of another process, for this rank to read."""
+
+    def write(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], timeout_s: float) -> list[int]:
+        """Puts an item in; returns ranks that did not take one in time."""
+
+    def read(self, data: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu')], timeout_s: float) -> None:
+        """Fills data with the next item, which has to be of its size."""
+
+    def leave(self) -> None:
+        """This rank takes part no more."""
+
+    def drop(self, rank: int) -> None:
+        """A rank is known to be gone: nobody waits for it."""
+
+    def cancel(self) -> None:
+        """Ends waits of this object soon, from any thread."""
+
+    @property
+    def fd(self) -> int:
+        """The file descriptor of the memory."""
 
 def cpu_targets() -> list[str]:
     """Instruction sets that run here, slowest first."""
@@ -47,6 +167,18 @@ def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearra
 
 def zstd_xor_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """A standard zstd frame of old XOR new, made without a match search."""
+
+def list_changes(before: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], after: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], unit_bytes: int) -> tuple[bytes, bytes]:
+    """
+    u32 numbers of the units that differ, ascending, and their new values; native order.
+    """
+
+ZSTD_PART_BYTES: int = 2097152
+
+def zstd_xor_part(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], start: int, end: int, threads: int = 1) -> tuple[bytes, int]:
+    """
+    What zstd_xor_frame has for the bytes from start to end, multiples of ZSTD_PART_BYTES or the end, and how many of them differ.
+    """
 
 def zstd_overwrite_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """

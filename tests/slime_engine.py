@@ -46,6 +46,14 @@ class Engine:
         self.served = ""
         self.handle = type("Handle", (), {m: Method(self._method(m)) for m in METHODS})()
 
+    def note(self) -> dict[str, Any]:
+        return {
+            "calls": list(self.calls),
+            "served": self.served,
+            "is_paused": self.is_paused,
+            "pauses": self.pauses,
+        }
+
     def _method(self, name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             self.calls.append(name)
@@ -101,9 +109,9 @@ def read_tensors(checkpoint: Path) -> dict[str, bytes]:
     return tensors
 
 
-def receiver_of(source: Path | None, has_store: bool) -> Pull:
+def receiver_of(source: Path | str | None, has_store: bool = False) -> Pull:
     """A receiver that calls the pre-read hook first if there is a store, as slime's does."""
-    receive = _receiver_of(source)
+    receive = _receiver_of(Path(source) if source else None)
     if not has_store:
         return receive
 
@@ -132,6 +140,7 @@ def pull(local: str, base: str, source: str, target: int) -> None:
     if not state.exists():
         shutil.copytree(base, folder, dirs_exist_ok=True)
         _note(state, 0)
+    (state.parent / "lock").touch()
     for number in range(int(json.loads(state.read_text())["version"]) + 1, target + 1):
         changed = apply_version(
             Path(source) / f"weight_v{number:06d}", number, read_tensors(folder)

@@ -66,6 +66,7 @@ class Script:
     has_copies: bool = False
     has_views: bool = False  # each rank and the engines have a directory of their own, and a store
     framework: str = "slime"
+    servers: list[str] = field(default_factory=list)  # engines that are servers with our loader
     base_changes: dict[str, Any] = field(default_factory=dict)  # shapes
 
     @property
@@ -221,6 +222,9 @@ class Run:
         for name in names:
             if name not in self.engines:
                 local = self.script.folder / name / "local"
+                if name in self.script.servers:
+                    self.engines[name] = self._start_server()
+                    continue
                 is_slime = self.script.framework == "slime"  # miles's receiver is not in its source
                 pull = receiver_of(self.script.source if is_slime else None, self.script.has_views)
                 self.engines[name] = Engine(
@@ -229,6 +233,24 @@ class Run:
         self.engines = {name: self.engines[name] for name in names}
         handles = [engine.handle for engine in self.engines.values()]
         self.updater.connect_rollout_engines(handles, None, engine_gpu_counts=[1] * len(handles))
+
+    def _start_server(self) -> Any:
+        from slime_server_engine import ServerEngine
+
+        source = self.script.source if self.script.framework == "slime" else None
+        local = self.script.folder / "local"  # as the updater names it
+        return ServerEngine(self.script.base, self.script.versions, local, source)
+
+    def break_loader(self, engine: str, num_tensors: int | None) -> None:
+        self.engines[engine].break_after(num_tensors)
+
+    def restart(self, engine: str, options: dict[str, Any]) -> None:
+        self.engines[engine].restart(**options)
+
+    def close(self) -> None:
+        for name in self.script.servers:
+            if name in self.engines:
+                self.engines[name].server.close()
 
     def train(self, step: int) -> None:
         for name, tensor in weights_at(step).items():
@@ -263,15 +285,7 @@ class Run:
             "hook": list(_hook_calls),
         }
         if self.rank == 0:
-            note["engines"] = {
-                e.name: {
-                    "calls": list(e.calls),
-                    "served": e.served,
-                    "is_paused": e.is_paused,
-                    "pauses": e.pauses,
-                }
-                for e in self.engines.values()
-            }
+            note["engines"] = {name: e.note() for name, e in self.engines.items()}
         self.notes.append(note)
 
 
@@ -284,8 +298,11 @@ def main(path: str, rank: int) -> None:
     meeting = f"file://{script.folder / 'meeting'}"
     dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=script.num_ranks)
     one = Run(script, rank)
-    for step, *arguments in script.steps:
-        getattr(one, step)(*arguments)
+    try:
+        for step, *arguments in script.steps:
+            getattr(one, step)(*arguments)
+    finally:
+        one.close()
     (script.folder / f"rank{rank}.json").write_text(json.dumps(one.notes))
     dist.barrier()
     dist.destroy_process_group()

@@ -1,14 +1,18 @@
-// gymfast._core: the CPU codec and the frame parser. Arguments are checked here, the GIL is
-// released around all work, and Status becomes a Python error in one place.
+// gymfast._core: the CPU codec, the frame parser and, in nccl.cpp, NCCL. Arguments are checked
+// here, the GIL is released around all work, and Status becomes a Python error in one place.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <bit>
 #include <cstring>
 #include <string>
+#include <vector>
 
+#include "bind/nccl.h"
+#include "bind/shm.h"
 #include "cpu/codec.h"
 #include "cpu/zstd_sparse.h"
 #include "format/frame.h"
@@ -243,13 +247,16 @@ nb::tuple parse_frame(nb::handle buffer) {
 
 using ZstdFunction = decltype(&gymfast::zstd_xor_frame);
 
+void require_same_size(const U8In& old_bytes, const U8In& new_bytes) {
+  if (old_bytes.size() == new_bytes.size()) return;
+  throw nb::value_error(("old has " + std::to_string(old_bytes.size()) + " bytes, new has " +
+                         std::to_string(new_bytes.size()))
+                            .c_str());
+}
+
 nb::bytes zstd_frame(ZstdFunction make_frame, const U8In& old_bytes, const U8In& new_bytes,
                      std::size_t threads) {
-  if (old_bytes.size() != new_bytes.size()) {
-    throw nb::value_error(("old has " + std::to_string(old_bytes.size()) + " bytes, new has " +
-                           std::to_string(new_bytes.size()))
-                              .c_str());
-  }
+  require_same_size(old_bytes, new_bytes);
   const gymfast::Kernels& active = kernels();
   gymfast::ZstdFrame frame;
   {
@@ -257,6 +264,65 @@ nb::bytes zstd_frame(ZstdFunction make_frame, const U8In& old_bytes, const U8In&
     frame = make_frame(active, old_bytes.data(), new_bytes.data(), old_bytes.size(), threads);
   }
   return make_bytes(frame.num_bytes(), [&](std::uint8_t* to) { frame.write(to); });
+}
+
+std::tuple<nb::bytes, std::size_t> zstd_xor_part(const U8In& old_bytes, const U8In& new_bytes,
+                                                 std::size_t start, std::size_t end,
+                                                 std::size_t threads) {
+  require_same_size(old_bytes, new_bytes);
+  const std::size_t size = new_bytes.size();
+  const auto is_edge = [&](std::size_t at) {
+    return at == size || (at < size && at % gymfast::kZstdPartBytes == 0);
+  };
+  if (!is_edge(start) || !is_edge(end) || start > end || (start == end && size != 0)) {
+    throw nb::value_error(("a part from " + std::to_string(start) + " to " + std::to_string(end) +
+                           " of " + std::to_string(size) + " bytes: edges are multiples of " +
+                           std::to_string(gymfast::kZstdPartBytes) + ", or the end")
+                              .c_str());
+  }
+  const gymfast::Kernels& active = kernels();
+  gymfast::ZstdFrame frame;
+  {
+    nb::gil_scoped_release release;
+    frame = gymfast::zstd_xor_part(active, old_bytes.data(), new_bytes.data(), size, start, end,
+                                   threads);
+  }
+  return {make_bytes(frame.num_bytes(), [&](std::uint8_t* to) { frame.write(to); }),
+          frame.num_changed};
+}
+
+std::tuple<nb::bytes, nb::bytes> list_changes(const U8In& before, const U8In& after,
+                                              std::size_t unit_bytes) {
+  if (unit_bytes != 1 && unit_bytes != 2 && unit_bytes != 4) {
+    throw nb::value_error("unit_bytes is 1, 2 or 4");
+  }
+  const std::size_t size = after.size(), num_units = size / unit_bytes;
+  const auto is_aligned = [&](const U8In& bytes) {
+    return reinterpret_cast<std::uintptr_t>(bytes.data()) % unit_bytes == 0;
+  };
+  if (before.size() != size || size % unit_bytes != 0 || num_units > UINT32_MAX ||
+      !is_aligned(before) || !is_aligned(after)) {
+    throw nb::value_error(("before has " + std::to_string(before.size()) + " bytes, after has " +
+                           std::to_string(size) + ": both need the same whole number of units of " +
+                           std::to_string(unit_bytes) + ", at most 2^32 - 1, and their alignment")
+                              .c_str());
+  }
+  const gymfast::Kernels& active = kernels();
+  // Kept: pages of a new list would cost more than the comparison.
+  thread_local std::vector<std::uint32_t> positions;
+  thread_local std::vector<std::uint8_t> values;
+  std::size_t found = 0;
+  {
+    nb::gil_scoped_release release;
+    if (positions.size() < num_units) positions.resize(num_units);
+    if (values.size() < size) values.resize(size);
+    const auto list = active.list_units[std::countr_zero(unit_bytes)];
+    found = list(before.data(), after.data(), num_units, positions.data(), values.data());
+  }
+  const auto copy = [](const void* from, std::size_t num_bytes) {
+    return make_bytes(num_bytes, [&](std::uint8_t* to) { std::memcpy(to, from, num_bytes); });
+  };
+  return {copy(positions.data(), 4 * found), copy(values.data(), unit_bytes * found)};
 }
 
 std::vector<std::string> cpu_targets() {
@@ -276,6 +342,11 @@ void force_cpu_target(nb::object name) {
 
 NB_MODULE(_core, m) {
   m.doc() = "The native codec of gymfast: frames, blocks and digests on the CPU.";
+  // Threads of channels that nobody closed may hold objects when a process ends.
+  nb::set_leak_warnings(false);
+
+  bind_nccl(m);
+  bind_shm(m);
 
   m.def("cpu_targets", &cpu_targets, "Instruction sets that run here, slowest first.");
   m.def(
@@ -386,6 +457,14 @@ NB_MODULE(_core, m) {
       },
       "old"_a.noconvert(), "new"_a.noconvert(), "threads"_a = 1,
       "A standard zstd frame of old XOR new, made without a match search.");
+  m.def("list_changes", &list_changes, "before"_a.noconvert(), "after"_a.noconvert(),
+        "unit_bytes"_a,
+        "u32 numbers of the units that differ, ascending, and their new values; native order.");
+  m.attr("ZSTD_PART_BYTES") = gymfast::kZstdPartBytes;
+  m.def("zstd_xor_part", &zstd_xor_part, "old"_a.noconvert(), "new"_a.noconvert(), "start"_a,
+        "end"_a, "threads"_a = 1,
+        "What zstd_xor_frame has for the bytes from start to end, multiples of ZSTD_PART_BYTES or "
+        "the end, and how many of them differ.");
   m.def(
       "zstd_overwrite_frame",
       [](U8In old_bytes, U8In new_bytes, std::size_t threads) {

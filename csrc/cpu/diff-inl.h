@@ -138,6 +138,23 @@ inline void diff_u16_avx512(std::uint16_t* base, const std::uint16_t* next, std:
 }
 #endif
 
+// Numbers and new values of the units that differ, of `n`; returns how many. Both lists have room
+// for n.
+template <class T>
+inline std::size_t list_units(const std::uint8_t* before, const std::uint8_t* after, std::size_t n,
+                              std::uint32_t* positions, std::uint8_t* values) {
+  std::size_t k = 0;
+  for_each_word(reinterpret_cast<const T*>(before), reinterpret_cast<const T*>(after), n,
+                [&](std::size_t start, unsigned, const T* a, const T* b) {
+                  for (std::uint64_t mask = changed64(a, b); mask != 0; mask &= mask - 1) {
+                    const unsigned t = static_cast<unsigned>(std::countr_zero(mask));
+                    positions[k] = static_cast<std::uint32_t>(start + t);
+                    std::memcpy(values + sizeof(T) * k++, b + t, sizeof(T));
+                  }
+                });
+  return k;
+}
+
 template <class T>
 inline void diff(T* base, const T* next, std::size_t n, bool update, Changes<T>& out) {
 #if GYMFAST_LEVEL == 2

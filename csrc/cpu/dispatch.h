@@ -16,6 +16,10 @@ struct Kernels {
   Status (*encode[3])(const EncodeJob& job, Scratch& scratch, Digest& digest, EncodedBlock* out);
   Status (*apply[3])(const ApplyJob& job, Scratch& scratch, Digest& digest,
                      std::uint64_t* num_changed);
+  // Numbers and new values of the units that differ, of n, n at most 2^32; returns how many. Both
+  // lists have room for n; both buffers are aligned to the unit.
+  std::size_t (*list_units[3])(const std::uint8_t* before, const std::uint8_t* after, std::size_t n,
+                               std::uint32_t* positions, std::uint8_t* values);
   ZstdKernels zstd;
 };
 

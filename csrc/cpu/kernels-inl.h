@@ -9,6 +9,8 @@
 #include "cpu/encode-inl.h"
 #include "cpu/select-inl.h"
 #include "cpu/apply-inl.h"
+#include "cpu/zstd_codes-inl.h"
+#include "cpu/zstd_wide-inl.h"
 #include "cpu/zstd-inl.h"
 
 namespace gymfast {
@@ -22,6 +24,7 @@ const Kernels kKernels = {
     digest,
     {encode_block<std::uint8_t>, encode_block<std::uint16_t>, encode_block<std::uint32_t>},
     {apply_block<std::uint8_t>, apply_block<std::uint16_t>, apply_block<std::uint32_t>},
+    {list_units<std::uint8_t>, list_units<std::uint16_t>, list_units<std::uint32_t>},
     {zstd_list, zstd_split, zstd_split_words, zstd_write_literals, zstd_write_sequences},
 };
 

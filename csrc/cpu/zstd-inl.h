@@ -4,6 +4,12 @@ namespace gymfast {
 namespace GYMFAST_NAMESPACE {
 
 #if GYMFAST_LEVEL == 2
+constexpr std::size_t kPrefetchBytes = 4096;  // of each buffer, ahead of the scan
+
+inline void prefetch(const std::uint8_t* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
+}
+
 // Positions and values of the bytes that differ in one word; returns how many.
 inline unsigned list_word(const std::uint8_t* a, const std::uint8_t* b, std::uint64_t mask,
                           std::size_t start, __m512i lanes, std::uint16_t* positions,
@@ -30,30 +36,25 @@ inline unsigned list_word(const std::uint8_t* a, const std::uint8_t* b, std::uin
 
 // Whole words of a chunk. A branch on each mask would often be missed at 1 % changed, and a
 // compress for each is slow where nothing changed: so masks first, then only the words with any.
+// The memory is slower than the scan and idle in all other passes: so it is asked ahead.
 inline std::size_t list_words(const std::uint8_t* a, const std::uint8_t* b, std::size_t num_words,
                               std::uint16_t* positions, std::uint8_t* values) {
-  alignas(64) std::uint64_t masks[kZstdChunk / 64 + 8];
   alignas(64) std::uint8_t iota[64];
-  std::uint64_t words[kZstdChunk / 64 + 8];
+  std::uint64_t masks[kZstdChunk / 64 + 1];
+  std::uint32_t starts[kZstdChunk / 64 + 1];
   for (std::size_t i = 0; i < 64; ++i) iota[i] = static_cast<std::uint8_t>(i);
-  for (std::size_t i = 0; i < num_words; ++i) {
-    masks[i] =
-        _mm512_cmpneq_epi8_mask(_mm512_loadu_si512(a + 64 * i), _mm512_loadu_si512(b + 64 * i));
-  }
-  for (std::size_t i = num_words; i % 8 != 0; ++i) masks[i] = 0;
   const __m512i lanes = _mm512_load_si512(iota);
-  __m512i index = _mm512_cvtepu8_epi64(_mm512_castsi512_si128(lanes));
   std::size_t num_changed = 0, k = 0;
-  for (std::size_t i = 0; i < num_words; i += 8) {
-    const __m512i eight = _mm512_load_si512(masks + i);
-    const __mmask8 changed = _mm512_test_epi64_mask(eight, eight);
-    _mm512_storeu_si512(words + num_changed, _mm512_maskz_compress_epi64(changed, index));
-    num_changed += popcount64(changed);
-    index = _mm512_add_epi64(index, _mm512_set1_epi64(8));
+  for (std::size_t start = 0; start < 64 * num_words; start += 64) {
+    prefetch(a + start + kPrefetchBytes);
+    prefetch(b + start + kPrefetchBytes);
+    masks[num_changed] = changed64(a + start, b + start);
+    starts[num_changed] = static_cast<std::uint32_t>(start);
+    num_changed += masks[num_changed] != 0;
   }
   for (std::size_t j = 0; j < num_changed; ++j) {
-    const std::size_t i = words[j];
-    k += list_word(a + 64 * i, b + 64 * i, masks[i], 64 * i, lanes, positions + k, values + k);
+    const std::size_t start = starts[j];
+    k += list_word(a + start, b + start, masks[j], start, lanes, positions + k, values + k);
   }
   return k;
 }
@@ -77,96 +78,35 @@ inline std::size_t zstd_list(const std::uint8_t* a, const std::uint8_t* b, std::
   return k;
 }
 
-// Code of a length, RFC 8878 section 3.1.1.3.2.1.1. `small` holds those under 2^small_bits; each
-// power of two above has one code. No branch: which of both cannot be foreseen.
-inline std::uint32_t length_code(std::uint32_t length, const std::uint8_t* small,
-                                 unsigned small_bits, std::uint32_t first_code) {
-  const std::uint32_t limit = 1u << small_bits;
-  const std::uint32_t if_small = 0u - std::uint32_t{length < limit};
-  const std::uint32_t large_code =
-      first_code + static_cast<std::uint32_t>(std::bit_width(length | 1)) - 1 - small_bits;
-  return (small[length & if_small] & if_small) | (large_code & ~if_small);
-}
-
-constexpr std::uint8_t kLiteralCodes[64] = {
-    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 16, 17, 17, 18, 18,
-    19, 19, 20, 20, 20, 20, 21, 21, 21, 21, 22, 22, 22, 22, 22, 22, 22, 22, 23, 23, 23, 23,
-    23, 23, 23, 23, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24, 24};
-constexpr std::uint8_t kMatchCodes[128] = {
-    0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
-    22, 23, 24, 25, 26, 27, 28, 29, 30, 31, 32, 32, 33, 33, 34, 34, 35, 35, 36, 36, 36, 36,
-    37, 37, 37, 37, 38, 38, 38, 38, 38, 38, 38, 38, 39, 39, 39, 39, 39, 39, 39, 39, 40, 40,
-    40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 40, 41, 41, 41, 41, 41, 41, 41, 41,
-    41, 41, 41, 41, 41, 41, 41, 41, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42,
-    42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42, 42};
-// Bits that follow a code; the value itself has them as its lowest.
-constexpr std::uint8_t kLiteralCodeBits[kZstdNumLiteralCodes] = {
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  1,  1,
-    1, 1, 2, 2, 3, 3, 4, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-constexpr std::uint8_t kMatchCodeBits[kZstdNumMatchCodes] = {
-    0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0,  0,  0,  0,  0,  0,  0, 0,
-    0, 0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 4, 4, 5, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16};
-
-inline std::uint64_t keep_low_bits(std::uint64_t value, unsigned count) {
-#if GYMFAST_LEVEL >= 1
-  return _bzhi_u64(value, count);
-#else
-  return value & ((std::uint64_t{1} << count) - 1);
-#endif
-}
-
 struct ZstdLengths {
   std::uint32_t literals;
   std::uint32_t match;  // less kZstdMatchBias
 };
 
-// Follows the differing bytes of a block in order.
-class ZstdSplitter {
- public:
-  explicit ZstdSplitter(std::uint8_t* literals) : literals_(literals) {}
-
-  // Zeros up to each of `n` positions and the byte there; returns how many sequences that made.
-  std::size_t add(const std::uint16_t* positions, const std::uint8_t* values, std::size_t n,
-                  std::size_t start, ZstdLengths* lengths) {
-    std::uint8_t* literals = literals_;
-    std::size_t run = run_, expected = expected_, num_lengths = 0;
-    for (std::size_t j = 0; j < n; ++j) {
-      const std::size_t zeros = start + positions[j] - expected;
-      expected = start + positions[j] + 1;
-      // All ones or none instead of a branch: whether a gap is long cannot be foreseen.
-      const std::size_t if_long = std::size_t{0} - std::size_t{zeros >= kZstdMinZeros};
-      std::memset(literals, 0, sizeof(std::uint64_t));  // at least kZstdMinZeros, one store
-      const std::size_t num_literals = (zeros & ~if_long) + (1 & if_long);
-      literals += num_literals;
-      run += num_literals;
-      lengths[num_lengths] = {static_cast<std::uint32_t>(run),
-                              static_cast<std::uint32_t>(zeros - 1 - kZstdMatchBias)};
-      num_lengths += 1 & if_long;
-      run = (run & ~if_long) + 1;
-      *literals++ = values[j];
-    }
-    literals_ = literals;
-    run_ = run;
-    expected_ = expected;
-    return num_lengths;
+// Zeros up to each of `n` positions and the byte there; returns how many sequences that makes.
+inline std::size_t add_positions(const std::uint16_t* positions, const std::uint8_t* values,
+                                 std::size_t n, std::size_t start, ZstdState& state,
+                                 ZstdLengths* lengths) {
+  std::uint8_t* literals = state.literals;
+  std::size_t run = state.run, expected = state.expected, num_lengths = 0;
+  for (std::size_t j = 0; j < n; ++j) {
+    const std::size_t zeros = start + positions[j] - expected;
+    expected = start + positions[j] + 1;
+    // All ones or none instead of a branch: whether a gap is long cannot be foreseen.
+    const std::size_t if_long = std::size_t{0} - std::size_t{zeros >= kZstdMinZeros};
+    std::memset(literals, 0, sizeof(std::uint64_t));  // at least kZstdMinZeros, one store
+    const std::size_t num_literals = (zeros & ~if_long) + (1 & if_long);
+    literals += num_literals;
+    run += num_literals;
+    lengths[num_lengths] = {static_cast<std::uint32_t>(run),
+                            static_cast<std::uint32_t>(zeros - 1 - kZstdMatchBias)};
+    num_lengths += 1 & if_long;
+    run = (run & ~if_long) + 1;
+    *literals++ = values[j];
   }
-
-  // The zeros behind the last position; returns as `add`.
-  std::size_t end(std::size_t num_bytes, ZstdLengths* lengths) {
-    const std::uint16_t position = 0;
-    const std::uint8_t value = 0;
-    const std::size_t num_lengths = add(&position, &value, 1, num_bytes, lengths);
-    --literals_;
-    return num_lengths;
-  }
-
-  const std::uint8_t* literals_end() const { return literals_; }
-
- private:
-  std::uint8_t* literals_;
-  std::size_t run_ = 0;       // literals since the last match
-  std::size_t expected_ = 0;  // position behind the last literal
-};
+  state = {literals, run, expected};
+  return num_lengths;
+}
 
 // Counters of a block. Some for each value: one that is used twice in a row would wait for itself.
 struct ZstdCounters {
@@ -212,35 +152,62 @@ inline void make_sequences(const ZstdLengths* lengths, std::size_t n, ZstdSequen
 
 static_assert(kZstdMinZeros > kZstdMatchBias && kZstdMinZeros <= sizeof(std::uint64_t));
 
+// Appends the sequences of the positions of a chunk.
+inline ZstdSequence* split_chunk(const std::uint16_t* positions, const std::uint8_t* values,
+                                 std::size_t n, std::size_t start, ZstdState& state,
+                                 ZstdSequence* sequences, ZstdCounters& counters) {
+#if GYMFAST_LEVEL == 2
+  const ZstdWideSplitter splitter;
+  const ZstdSequence* begin = sequences;
+  const __m512i first = _mm512_set1_epi32(static_cast<int>(start));
+  for (std::size_t i = 0; i < n; i += 16) {
+    const __m512i wide =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(positions + i)));
+    const unsigned count = static_cast<unsigned>(std::min<std::size_t>(n - i, 16));
+    sequences += splitter.add(_mm512_add_epi32(wide, first), values + i, count, state, sequences);
+  }
+  for (std::size_t i = 0; begin + i < sequences; ++i) {
+    ++counters.literal_codes[i & 1][begin[i].literal_code];
+    ++counters.match_codes[i & 1][begin[i].match_code];
+  }
+#else
+  ZstdLengths lengths[zstd_max_sequences(kZstdChunk) + 1];
+  const std::size_t num_lengths = add_positions(positions, values, n, start, state, lengths);
+  make_sequences(lengths, num_lengths, sequences, counters);
+  sequences += num_lengths;
+#endif
+  count_values(values, n, counters);
+  return sequences;
+}
+
 inline void zstd_split(const std::uint8_t* old_bytes, const std::uint8_t* new_bytes,
                        ZstdBlock* block, std::uint8_t* literals, ZstdSequence* sequences,
                        ZstdCounts* counts) {
   std::uint16_t positions[kZstdChunk + kZstdSpareBytes];
   std::uint8_t values[kZstdChunk + kZstdSpareBytes];
-  ZstdLengths lengths[zstd_max_sequences(kZstdChunk) + 2];
-  ZstdSplitter splitter(literals);
+  ZstdState state{literals};
   ZstdCounters counters;
-  std::size_t num_nonzero = 0;
   ZstdSequence* next = sequences;
   for (std::size_t start = 0; start < block->num_bytes; start += kZstdChunk) {
     const std::size_t n = std::min(kZstdChunk, block->num_bytes - start);
     const std::size_t found = zstd_list(old_bytes + start, new_bytes + start, n, positions, values);
-    const std::size_t num_lengths = splitter.add(positions, values, found, start, lengths);
-    make_sequences(lengths, num_lengths, next, counters);
-    count_values(values, found, counters);
-    next += num_lengths;
-    num_nonzero += found;
+    next = split_chunk(positions, values, found, start, state, next, counters);
+    block->num_changed += found;
   }
-  if (num_nonzero == 0) return;
-  const std::size_t num_lengths = splitter.end(block->num_bytes, lengths);
-  make_sequences(lengths, num_lengths, next, counters);
+  if (block->num_changed == 0) return;
+  // The zeros behind the last position, as if a byte followed them.
+  const std::uint16_t end = 0;
+  const std::uint8_t none = 0;
+  ZstdLengths length;
+  const std::size_t num_lengths = add_positions(&end, &none, 1, block->num_bytes, state, &length);
+  make_sequences(&length, num_lengths, next, counters);
   next += num_lengths;
   block->literals = literals;
-  block->num_literals = static_cast<std::size_t>(splitter.literals_end() - literals);
+  block->num_literals = static_cast<std::size_t>(state.literals - 1 - literals);
   block->sequences = sequences;
   block->num_sequences = static_cast<std::size_t>(next - sequences);
   counters.add_to(counts);
-  counts->literals[0] += static_cast<std::uint32_t>(block->num_literals - num_nonzero);
+  counts->literals[0] += static_cast<std::uint32_t>(block->num_literals - block->num_changed);
 }
 
 inline void zstd_split_words(const std::uint8_t* words, bool has_previous, ZstdBlock* block,

@@ -42,10 +42,11 @@ struct ZstdBlock {
   std::size_t num_literals = 0;  // 0: the block is all zeros
   const ZstdSequence* sequences = nullptr;
   std::size_t num_sequences = 0;
+  std::size_t num_changed = 0;  // bytes that differ, of an xor
 };
 
 // Writable bytes that the kernels need behind what they write.
-constexpr std::size_t kZstdSpareBytes = 64;
+constexpr std::size_t kZstdSpareBytes = 128;
 
 constexpr std::size_t kZstdChunk = 8192;  // of two buffers: stays in the L1 cache between passes
 

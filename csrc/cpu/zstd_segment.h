@@ -29,7 +29,7 @@ constexpr std::size_t kZstdMaxBlockBytes =
 struct ZstdMemory {
   std::unique_ptr<std::uint8_t[]> literals{new std::uint8_t[kZstdSegmentBytes + kZstdSpareBytes]};
   std::unique_ptr<ZstdSequence[]> sequences{
-      new ZstdSequence[kZstdSegmentBlocks * zstd_max_sequences(kZstdBlockBytes) + 1]};
+      new ZstdSequence[kZstdSegmentBlocks * zstd_max_sequences(kZstdBlockBytes) + kZstdSpareBytes]};
   std::unique_ptr<std::uint8_t[]> block{new std::uint8_t[kZstdMaxBlockBytes]};
 };
 

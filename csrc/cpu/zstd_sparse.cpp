@@ -1,6 +1,7 @@
 #include "cpu/zstd_sparse.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "cpu/parallel.h"
@@ -14,6 +15,7 @@ using Bytes = std::vector<std::uint8_t>;
 constexpr std::uint32_t kMagic = 0xFD2FB528;
 constexpr unsigned kWindowLog = 17;  // a block: matches reach back by an offset of 1 or 4 only
 static_assert(std::size_t{1} << kWindowLog == kZstdBlockBytes);
+static_assert(kZstdPartBytes % kZstdSegmentBytes == 0);
 
 ZstdMemory& thread_memory() {
   thread_local ZstdMemory memory;
@@ -60,11 +62,12 @@ void for_each_block(std::size_t num_bytes, Add&& add) {
 }
 
 Bytes xor_segment(const ZstdKernels& kernels, const std::uint8_t* a, const std::uint8_t* b,
-                  std::size_t num_bytes, bool is_last) {
+                  std::size_t num_bytes, bool is_last, std::atomic<std::size_t>* num_changed) {
   ZstdSegment segment(kernels, thread_memory(), 1);
   for_each_block(num_bytes, [&](std::size_t start, std::size_t size) {
     segment.add_block(size, [&](ZstdBlock* block, auto* literals, auto* sequences, auto* counts) {
       kernels.split(a + start, b + start, block, literals, sequences, counts);
+      *num_changed += block->num_changed;
     });
   });
   return segment.write(is_last, [&](std::size_t index, std::uint8_t* to) {
@@ -139,19 +142,25 @@ void ZstdFrame::write(std::uint8_t* out) const {
 ZstdFrame zstd_xor_frame(const Kernels& kernels, const std::uint8_t* old_bytes,
                          const std::uint8_t* new_bytes, std::size_t num_bytes,
                          std::size_t num_threads) {
+  return zstd_xor_part(kernels, old_bytes, new_bytes, num_bytes, 0, num_bytes, num_threads);
+}
+
+ZstdFrame zstd_xor_part(const Kernels& kernels, const std::uint8_t* old_bytes,
+                        const std::uint8_t* new_bytes, std::size_t num_bytes, std::size_t start,
+                        std::size_t end, std::size_t num_threads) {
   ZstdFrame frame;
-  const std::size_t num_segments = num_segments_of(num_bytes);
+  const std::size_t num_segments = num_segments_of(end - start);
   frame.parts.resize(1 + std::max<std::size_t>(num_segments, 1));
-  frame.parts[0] = frame_header(num_bytes);
-  if (num_segments == 0) {
-    append_zstd_block_header(ZstdBlockType::kRaw, 0, true, &frame.parts[1]);
-  }
+  if (start == 0) frame.parts[0] = frame_header(num_bytes);
+  if (num_bytes == 0) append_zstd_block_header(ZstdBlockType::kRaw, 0, true, &frame.parts[1]);
+  std::atomic<std::size_t> num_changed{0};
   parallel_for(num_segments, num_threads, [&](std::size_t i) {
-    const std::size_t start = i * kZstdSegmentBytes;
-    frame.parts[1 + i] =
-        xor_segment(kernels.zstd, old_bytes + start, new_bytes + start,
-                    std::min(kZstdSegmentBytes, num_bytes - start), i + 1 == num_segments);
+    const std::size_t at = start + i * kZstdSegmentBytes;
+    const std::size_t size = std::min(kZstdSegmentBytes, end - at);
+    frame.parts[1 + i] = xor_segment(kernels.zstd, old_bytes + at, new_bytes + at, size,
+                                     at + size == num_bytes, &num_changed);
   });
+  frame.num_changed = num_changed;
   return frame;
 }
 

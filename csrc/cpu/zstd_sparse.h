@@ -12,9 +12,12 @@
 
 namespace gymfast {
 
+constexpr std::size_t kZstdPartBytes = 2 << 20;
+
 // A frame in parts, joined by the caller into memory of its own.
 struct ZstdFrame {
   std::vector<std::vector<std::uint8_t>> parts;
+  std::size_t num_changed = 0;  // bytes that differ; counted for an xor
 
   std::size_t num_bytes() const;
   void write(std::uint8_t* out) const;
@@ -27,6 +30,13 @@ struct ZstdFrame {
 ZstdFrame zstd_xor_frame(const Kernels& kernels, const std::uint8_t* old_bytes,
                          const std::uint8_t* new_bytes, std::size_t num_bytes,
                          std::size_t num_threads);
+
+// Of a frame by zstd_xor_frame what stands for the bytes from `start` to `end` of `num_bytes`: who
+// joins all of them in order has the frame. Both are a multiple of kZstdPartBytes, or the end. So
+// the caller can look at the bytes while they are in the cache.
+ZstdFrame zstd_xor_part(const Kernels& kernels, const std::uint8_t* old_bytes,
+                        const std::uint8_t* new_bytes, std::size_t num_bytes, std::size_t start,
+                        std::size_t end, std::size_t num_threads);
 
 // As zstd_xor_frame, with other content: u32 number of differing bytes, their u32 positions, the
 // new bytes. `num_bytes` is at most 2^32 - 1. Memory: also five bytes for each that differs.

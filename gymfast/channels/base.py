@@ -32,6 +32,8 @@ class Channel(ABC):
 
     survives_loss = False
     """Whether a root goes on with those that are left, so that only the lost rank misses bytes."""
+    takes_many_slots = False
+    """Whether several slots of one root in a round cost less than copies into one."""
 
     def __init__(self, rank: int, num_ranks: int, *, depth: int, timeout_s: float) -> None:
         """Raises ValueError for a rank that is not in the group, no depth, or no time."""
@@ -61,6 +63,13 @@ class Channel(ABC):
 
         Raises ChannelError, by the deadline of a round, if one failed or was aborted.
         """
+
+    def lose(self, rank: int, why: str) -> None:
+        """Tells the channel that a rank is gone, from any thread: nobody waits for it any more.
+
+        Ends all rounds where the channel does not survive a loss.
+        """
+        self.abort(f"rank {rank} is lost: {why}")
 
     @abstractmethod
     def abort(self, reason: str) -> None:

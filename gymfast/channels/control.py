@@ -12,7 +12,8 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from gymfast.channels.line import Line, Message
@@ -20,6 +21,7 @@ from gymfast.errors import ChannelError
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
+_MAX_TROUBLES = 1000
 _log = logging.getLogger(__name__)
 
 Trouble = Callable[[int, str], None]
@@ -42,6 +44,7 @@ class Control:
         self._lines: dict[int, Line] = {}
         self._changed = threading.Condition()
         self._values: dict[tuple[int, int, int], Any] = {}
+        self._troubles: deque[tuple[tuple[int, int], int, str]] = deque(maxlen=_MAX_TROUBLES)
         self._formed: tuple[int, tuple[int, ...]] = (0, ())
         self._lost: dict[int, str] = {}
         self._formation = self._number = 0
@@ -72,11 +75,12 @@ class Control:
                     self._send(peer, Message("formed", self._formation, 0, self.ranks), timeout_s)
             return self.ranks
         with self._changed:
+            wait_s = 1.5 * timeout_s
             self._changed.wait_for(
-                lambda: self._formed[0] > self._formation or 0 in self._lost, timeout=timeout_s
+                lambda: self._formed[0] > self._formation or 0 in self._lost, timeout=wait_s
             )
             if self._formed[0] <= self._formation:
-                raise self._no_answer(timeout_s)
+                raise self._no_answer(wait_s)
             self._formation, self.ranks = self._formed
             return self.ranks
 
@@ -106,6 +110,7 @@ class Control:
     def share(self, value: Any, timeout_s: float) -> Any:
         """What rank 0 passed, on all ranks.
 
+        The others wait half as long again: rank 0 may first wait for some of them.
         Raises ChannelError if rank 0 is lost or says nothing until the deadline.
         """
         self._number += 1
@@ -117,18 +122,37 @@ class Control:
                         self._send(peer, Message("value", *key[1:], value), timeout_s)
             return value
         with self._changed:
-            self._changed.wait_for(
-                lambda: key in self._values or 0 in self._lost, timeout=timeout_s
-            )
+            wait_s = 1.5 * timeout_s
+            self._changed.wait_for(lambda: key in self._values or 0 in self._lost, timeout=wait_s)
             if key in self._values:
                 return self._values.pop(key)
-            raise self._no_answer(timeout_s)
+            raise self._no_answer(wait_s)
 
     def trouble(self, text: str) -> None:
         """Tells rank 0 that something went wrong here; from rank 0, tells all others."""
         for peer in [peer for peer in self._lines if peer not in self._lost]:
             with contextlib.suppress(ChannelError):  # whoever is lost needs no word
-                self._send(peer, Message("trouble", self._formation, 0, text), HEARTBEAT_S)
+                message = Message("trouble", self._formation, self._number, text)
+                self._send(peer, message, HEARTBEAT_S)
+
+    @contextlib.contextmanager
+    def watching(self, on_trouble: Trouble) -> Iterator[None]:
+        """Has `on_trouble` told of ranks that are lost or in trouble, while the block runs.
+
+        Those since the last collective call are told too: a rank may be in trouble before this
+        one has come here.
+        """
+        with self._changed:
+            now = (self._formation, self._number)
+            early = [(rank, text) for place, rank, text in self._troubles if place == now]
+            self._troubles.clear()
+            self.on_trouble = on_trouble
+        try:
+            for rank, text in early:
+                on_trouble(rank, text)
+            yield
+        finally:
+            self.on_trouble = None
 
     def add(self, peer: int, sock: socket.socket) -> bool:
         """Takes a line to a rank; it takes part from the next formation on. False if it has one."""
@@ -234,8 +258,8 @@ class Control:
             elif message.kind == "formed":
                 self._formed = (message.formation, tuple(message.value))
             self._changed.notify_all()
-        if message.kind == "trouble" and self.on_trouble is not None:
-            self.on_trouble(peer, str(message.value))
+        if message.kind == "trouble":
+            self._tell(peer, str(message.value), (message.formation, message.number))
 
     def _lose(self, peer: int, why: str) -> None:
         with self._changed:
@@ -244,5 +268,11 @@ class Control:
             self._lost[peer] = why
             self._changed.notify_all()
         _log.warning("rank %d is lost: %s", peer, why)
-        if self.on_trouble is not None:
-            self.on_trouble(peer, why)
+        self._tell(peer, why, (self._formation, self._number))
+
+    def _tell(self, peer: int, text: str, place: tuple[int, int]) -> None:
+        with self._changed:
+            self._troubles.append((place, peer, text))
+            on_trouble = self.on_trouble
+        if on_trouble is not None:
+            on_trouble(peer, text)

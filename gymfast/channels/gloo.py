@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+import zlib
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -23,6 +25,8 @@ class GlooChannel(ThreadedChannel):
     gloo cannot be stopped in the middle: what an aborted round fills may change until it times out.
     """
 
+    takes_many_slots = True
+
     def __init__(
         self,
         process_group: Any,
@@ -36,29 +40,40 @@ class GlooChannel(ThreadedChannel):
         super().__init__(rank, num_ranks, depth=depth, timeout_s=timeout_s)
 
     def _move(self, slots: Sequence[Slot], deadline_s: float) -> None:
-        for slot in slots:
-            # gloo may end the process if sizes differ, so they are compared first.
-            size = np.array([len(slot.memory)], np.int64)
-            self._broadcast(size.view(np.uint8), slot.root, deadline_s)
-            if size[0] != len(slot.memory):
-                raise ChannelError(
-                    f"rank {slot.root} sends {size[0]} bytes, {len(slot.memory)} are expected: "
-                    "the ranks have different plans",
-                    (slot.root,),
-                )
-            if len(slot.memory):
-                self._broadcast(slot.memory, slot.root, deadline_s)
+        for root in dict.fromkeys(slot.root for slot in slots):
+            mine = [slot.memory for slot in slots if slot.root == root]
+            self._compare_sizes(root, [len(memory) for memory in mine], deadline_s)
+            # All at once: the next begins while the ends of one before are waited for.
+            works = [self._begin(m, root, deadline_s) for m in mine if len(m)]
+            for work in works:
+                self._finish(work, root, deadline_s)
 
-    def _broadcast(self, memory: Any, root: int, deadline_s: float) -> None:
+    def _compare_sizes(self, root: int, sizes: list[int], deadline_s: float) -> None:
+        """Raises ChannelError for other sizes than the root has: gloo might end the process."""
+        said = np.array([len(sizes), sum(sizes), zlib.crc32(repr(sizes).encode())], np.int64)
+        ours = said.copy()
+        self._finish(self._begin(said.view(np.uint8), root, deadline_s), root, deadline_s)
+        if (said != ours).any():
+            raise ChannelError(
+                f"rank {root} sends {said[1]} bytes in {said[0]} slots, {ours[1]} in {ours[0]} are "
+                "expected: the ranks have different plans",
+                (root,),
+            )
+
+    def _begin(self, memory: Any, root: int, deadline_s: float) -> Any:
         import torch
         import torch.distributed as dist
 
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
-        left_s = max(deadline_s - time.monotonic(), 0.001)
-        options.timeout = timedelta(seconds=left_s)
+        options.timeout = timedelta(seconds=max(deadline_s - time.monotonic(), 0.001))
         try:
-            work = self._group.broadcast([torch.from_numpy(memory)], options)
+            return self._group.broadcast([torch.from_numpy(memory)], options)
+        except RuntimeError as error:
+            raise ChannelError(f"gloo, with rank {root} as root: {error}", (root,)) from error
+
+    def _finish(self, work: Any, root: int, deadline_s: float) -> None:
+        try:
             while not work.is_completed():
                 if self._failure is not None:
                     raise ChannelError(str(self._failure))
@@ -74,12 +89,9 @@ class GlooChannel(ThreadedChannel):
             raise ChannelError(f"gloo, with rank {root} as root: {error}", (root,)) from error
 
     def _wait(self, work: Any) -> None:
-        """Waits for a moment; gloo says by an error that it has not been enough."""
-        try:
+        """Waits for a moment. gloo says by an error that it was not enough; others come again."""
+        with contextlib.suppress(RuntimeError):
             work.wait(timedelta(seconds=_LOOK_S))
-        except RuntimeError:
-            if work.is_completed():
-                raise
 
     def _interrupt(self) -> None:
         """The thread looks for a failure by itself."""

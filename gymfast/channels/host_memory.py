@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
 
@@ -12,22 +13,23 @@ from gymfast.channels.base import Memory
 
 
 class HostMemory:
-    """Allocates, copies and digests flat bytes in CPU memory."""
+    """Flat bytes in CPU memory."""
+
+    digest_name = "check64"
+
+    def in_use(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def empty(self, num_bytes: int) -> Memory:
-        """Memory that holds anything."""
         return np.empty(num_bytes, np.uint8)
 
     def pack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        """Copies a piece of a tensor to its bucket."""
         _in_bucket(bucket, piece)[:] = _in_tensor(tensor, piece)
 
     def unpack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        """Copies a piece from its bucket to its tensor."""
         _in_tensor(tensor, piece)[:] = _in_bucket(bucket, piece)
 
     def digest(self, memory: Memory, pieces: Sequence[Piece]) -> int:
-        """64 bits that change with any byte of the pieces; padding between them does not count."""
         return check64(*(_in_bucket(memory, piece).data for piece in pieces))
 
 

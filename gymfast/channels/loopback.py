@@ -90,6 +90,9 @@ class LoopbackChannel(ThreadedChannel):
         self._round = 0
         super().__init__(rank, group.num_ranks, depth=depth, timeout_s=timeout_s)
 
+    def lose(self, rank: int, why: str) -> None:
+        self._group.leave(rank, why)
+
     def _move(self, slots: Sequence[Slot], deadline_s: float) -> None:
         number, self._round = self._round, self._round + 1
         for slot in slots:

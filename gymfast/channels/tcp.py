@@ -22,6 +22,7 @@ from gymfast.errors import ChannelError
 _HANDSHAKE_S = 10.0
 _GRACE_S = 2.0  # for a rank whose line broke to come back
 _RETRY_S = 0.02
+_SECOND_CHANCE = 0.25  # of the time of a round
 _LEAVE_S = 1.0  # for the other side to hang up first
 _MAX_STREAMS = 64
 _log = logging.getLogger(__name__)
@@ -31,6 +32,7 @@ class TcpChannel(Channel):
     """One rank of a group that is connected by TCP. See `open_tcp`."""
 
     survives_loss = True
+    takes_many_slots = True
 
     def __init__(
         self,
@@ -98,6 +100,7 @@ class TcpChannel(Channel):
                     self._fail(ChannelError(words, (root,)))
                     continue
                 left_s = self._deadlines[0] - time.monotonic()
+                left_s -= (1 - self._rounds.patience()) * self.timeout_s
                 if left_s > 0:
                     self._changed.wait(left_s)
                     continue
@@ -137,7 +140,7 @@ class TcpChannel(Channel):
         with self._changed:
             if line not in self._outs:
                 answered = functools.partial(self._answered, line)
-                lost = functools.partial(self._lose, line.rank)
+                lost = functools.partial(self.lose, line.rank)
                 self._outs[line] = OutPipe(answered, lost, _GRACE_S)
                 if self._failure is not None:
                     self._outs[line].close()
@@ -149,9 +152,9 @@ class TcpChannel(Channel):
             self._changed.notify_all()
         self._do(actions)
 
-    def _lose(self, rank: int, why: str) -> None:
+    def lose(self, rank: int, why: str) -> None:
         with self._changed:
-            if self._failure is not None:
+            if self._failure is not None or rank in self._rounds.lost:
                 return
             actions = self._rounds.lose(rank, why)
             gone = [pipe for line, pipe in self._outs.items() if line.rank == rank]
@@ -173,7 +176,10 @@ class TcpChannel(Channel):
             words = f"{what}: no other rank took it: {sorted(slow)}"
             self._fail(ChannelError(words, tuple(sorted(slow))))
         for rank in slow:
-            self._lose(rank, what)
+            self.lose(rank, what)
+        # Those behind a slow rank have had no chance yet.
+        least_s = time.monotonic() + (1 + _SECOND_CHANCE - self._rounds.patience()) * self.timeout_s
+        self._deadlines = deque(max(one, least_s) for one in self._deadlines)
 
     def _fail(self, error: ChannelError) -> None:
         """Ends everything here, and all lines, so that the other side of each knows at once."""
@@ -207,6 +213,9 @@ class TcpChannel(Channel):
             root, stream = divmod(peer.line, _MAX_STREAMS)
             if peer.rank >= self.num_ranks or root >= self.num_ranks or stream >= self._streams:
                 raise ChannelError(f"a caller says that it is rank {peer.rank}, line {peer.line}")
+            with self._changed:
+                actions = self._rounds.adopt(root, peer.rank)
+            self._do(actions)
             self._out(Line(root, peer.rank, stream)).attach(sock, deadline_s)
         except ChannelError as error:
             _log.warning("a caller was refused: %s", error)

@@ -107,8 +107,12 @@ class OutPipe:
         while (job := self._next()) is not None:
             sock, place, memory = job
             try:
-                sock.sendall(_HEADER.pack(*place, len(memory)))
-                sock.sendall(memory)
+                header = _HEADER.pack(*place, len(memory))
+                # One call for both: a header alone would wake the other side for nothing.
+                sent = sock.sendmsg([header, memory])
+                if sent < len(header):
+                    sock.sendall(header[sent:])
+                sock.sendall(memory[max(sent - len(header), 0) :])
             except OSError:
                 self._break(sock)
 

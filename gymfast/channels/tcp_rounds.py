@@ -52,6 +52,7 @@ class _Stripe:
     memory: memoryview
     is_here: bool
     waiting: set[int]  # ranks that have to answer to this one
+    answered: set[int] = field(default_factory=set)
 
     @property
     def is_done(self) -> bool:
@@ -80,6 +81,7 @@ class Rounds:
         self._trees = [Tree(num_ranks, fanout, root) for root in range(num_ranks)]
         self._rounds: deque[_Round] = deque()
         self._num_begun = 0
+        self._adopted: dict[int, set[int]] = {}  # by root: ranks further behind that called here
         self.lost: dict[int, str] = {}
 
     @property
@@ -139,7 +141,9 @@ class Rounds:
         of = self._find(place[0])
         if of is None:
             return []
-        of.stripes[place[1], line.stream].waiting.discard(line.rank)
+        stripe = of.stripes[place[1], line.stream]
+        stripe.waiting.discard(line.rank)
+        stripe.answered.add(line.rank)
         return self._answer_if_done(of, place[1], line.stream)
 
     def complete(self, root: int, stream: int) -> list[Answer]:
@@ -161,11 +165,29 @@ class Rounds:
             for (number, stream), stripe in of.stripes.items():
                 if rank not in stripe.waiting:
                     continue
-                heirs = self._behind(of.slots[number].root, rank)
+                heirs = set(self._behind(of.slots[number].root, rank)) - stripe.answered
                 stripe.waiting.discard(rank)
                 stripe.waiting.update(heirs)
                 if stripe.is_here:
                     actions += self._pass_on(of, number, stream, heirs)
+        return actions
+
+    def adopt(self, root: int, rank: int) -> list[Action]:
+        """A rank calls for the bytes of a root; one that is not behind this one is from now on.
+
+        It could not reach the rank before it, which may be gone without a word here.
+        """
+        if rank in self._behind(root, self._rank):
+            return []
+        self._adopted.setdefault(root, set()).add(rank)
+        actions: list[Action] = []
+        for of in self._rounds:
+            for (number, stream), stripe in of.stripes.items():
+                is_new = rank not in stripe.waiting | stripe.answered
+                if of.slots[number].root == root and is_new:
+                    stripe.waiting.add(rank)
+                    if stripe.is_here:
+                        actions += self._pass_on(of, number, stream, [rank])
         return actions
 
     def wanted(self) -> set[int]:
@@ -176,6 +198,23 @@ class Rounds:
             for (number, _), stripe in of.stripes.items()
             if not stripe.is_here
         }
+
+    def patience(self) -> float:
+        """The part of its time that the oldest round may take before ranks behind are given up.
+
+        All of it while bytes are missing here; else less the fewer ranks are behind, so that the
+        rank just before a slow one gives it up first, and those that wait for bytes go on.
+        """
+        if not self.num_left:
+            return 1.0
+        of, parts = self._rounds[0], [0.0]
+        if not all(stripe.is_here for stripe in of.stripes.values()):
+            return 1.0
+        for slot in of.slots:
+            tree = self._trees[slot.root]
+            num_below, height = tree.num_below(self._rank), tree.num_below(slot.root)
+            parts.append(0.5 + 0.4 * num_below / max(height, 1))
+        return max(parts)
 
     def overdue(self) -> tuple[set[int], set[int]]:
         """Of the oldest round: roots whose bytes are missing, and ranks that did not answer."""
@@ -190,6 +229,8 @@ class Rounds:
         found = []
         for child in self._trees[root].children(rank):
             found += self._behind(root, child) if child in self.lost else [child]
+        if rank == self._rank:
+            found += self._adopted.get(root, set()) - set(found) - self.lost.keys()
         return found
 
     def _pass_on(

@@ -8,17 +8,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, SupportsInt
 
-from gymfast.buckets import BucketPlan, BucketTensor, Turn, rounds
+from gymfast.buckets import ALIGNMENT, BucketPlan, BucketTensor, Piece, Turn, rounds
 from gymfast.channels.agreement import Terms, agree
 from gymfast.channels.base import Channel, Memory, Slot
+from gymfast.channels.bucket_memory import BucketMemory
 from gymfast.channels.control import Control
 from gymfast.channels.host_memory import HostMemory
+from gymfast.channels.troubles import heeding
 from gymfast.errors import ChannelError, ChecksumError
 
-_Digests = dict[int, list[int]]  # by root
+_Digests = dict[int, list[list[int]]]  # by root and bucket: one for each slot
+_Unread = dict[int, list[list[SupportsInt]]]  # a GPU may not have them yet
+_OWN_SLOT_BYTES = 1 << 20  # below, a copy at each end costs less than a slot
 
 
 @dataclass
@@ -49,11 +53,17 @@ class TransferReport:
 
 
 @dataclass
-class _UnderWay:
-    """A round that the channel has, and what it moves."""
+class _Load:
+    """One bucket of a round: pieces that are moved from and to where they lie, and all others."""
 
-    turns: list[Turn]
-    slots: list[Slot]
+    turn: Turn
+    direct: list[Slot]
+    arena: Slot | None
+    packed: list[Piece]  # at their places in the arena
+
+    @property
+    def slots(self) -> list[Slot]:
+        return self.direct if self.arena is None else [*self.direct, self.arena]
 
 
 class BucketTransfer:
@@ -67,7 +77,7 @@ class BucketTransfer:
         bucket_bytes: int,
         *,
         environment: Mapping[str, str] | None = None,
-        memory: HostMemory | None = None,
+        memory: BucketMemory | None = None,
         timeout_s: float = 60.0,
     ) -> None:
         """A transfer of `shares`: the tensors that each root sends, by its rank in the control.
@@ -79,8 +89,8 @@ class BucketTransfer:
         if strangers := sorted(set(shares) - set(control.ranks)):
             raise ValueError(f"roots {strangers} are not among the ranks {control.ranks}")
         self._control, self._channel, self._timeout_s = control, channel, timeout_s
-        self._memory = memory or HostMemory()
-        self._environment = dict(environment or {})
+        self._memory: BucketMemory = memory or HostMemory()
+        self._environment = {"the digest": self._memory.digest_name, **(environment or {})}
         self._plans = {root: BucketPlan(shares[root], bucket_bytes) for root in sorted(shares)}
         self._roots = list(self._plans)
         self._arenas: dict[tuple[int, int], Memory] = {}
@@ -121,15 +131,13 @@ class BucketTransfer:
         is_ready = self._everybody_is_ready(version, failure)
         seconds.ready = time.perf_counter() - begin_s
         if is_ready:
-            control.on_trouble = self._on_trouble
             try:
-                digests = self._move(tensors, seconds)
+                with heeding(control, self._channel, self._roots), self._memory.in_use():
+                    digests = self._move(tensors, seconds)
             except Exception as error:  # noqa: BLE001 - raised below, when all ranks know of it
                 failure = error
                 self._channel.abort(f"{type(error).__name__}: {error}")
                 control.trouble(f"{type(error).__name__}: {error}")
-            finally:
-                control.on_trouble = None
         begin_s = time.perf_counter()
         failed = self._acknowledge(digests, failure, is_ready=is_ready)
         seconds.acknowledge = time.perf_counter() - begin_s
@@ -165,7 +173,7 @@ class BucketTransfer:
         shared = control.share(sorted(failed.items()), self._timeout_s)
         return {int(rank): str(text) for rank, text in shared}
 
-    def _differences(self, theirs: list[list[int]], answers: Mapping[int, Any]) -> str:
+    def _differences(self, theirs: list[list[list[int]]], answers: Mapping[int, Any]) -> str:
         """What a rank got that is not what a root sent."""
         for place, root in enumerate(self._roots):
             if root not in answers or answers[root][0]:
@@ -183,63 +191,85 @@ class BucketTransfer:
 
     def _move(self, tensors: Mapping[str, Memory], seconds: Seconds) -> _Digests:
         """All rounds; digests of the buckets of each root."""
-        channel, under_way = self._channel, deque[_UnderWay]()
-        digests: _Digests = {root: [] for root in self._roots}
+        channel, under_way = self._channel, deque[list[_Load]]()
+        digests: _Unread = {root: [] for root in self._roots}
         counts = [self._plans[root].num_buckets for root in self._roots]
         for number, turns in enumerate(rounds(counts)):
             if len(under_way) == channel.depth:
                 self._end(under_way.popleft(), channel.depth - 1, tensors, digests, seconds)
             begin_s = time.perf_counter()
-            slots = [self._slot(turn, number, tensors) for turn in turns]
+            loads = [self._load(turn, number, tensors, digests) for turn in turns]
             packed_s = time.perf_counter()
-            channel.begin(slots)
+            channel.begin([slot for load in loads for slot in load.slots])
             seconds.pack += packed_s - begin_s
             seconds.wire += time.perf_counter() - packed_s
-            under_way.append(_UnderWay(turns, slots))
+            under_way.append(loads)
         while under_way:
             done = under_way.popleft()
             self._end(done, len(under_way), tensors, digests, seconds)
-        return digests
+        return {root: [[int(n) for n in one] for one in each] for root, each in digests.items()}
 
-    def _slot(self, turn: Turn, number: int, tensors: Mapping[str, Memory]) -> Slot:
-        """Memory of a bucket: that of its tensor where it has only one, else an arena."""
+    def _load(
+        self, turn: Turn, number: int, tensors: Mapping[str, Memory], digests: _Unread
+    ) -> _Load:
+        """The memory of a bucket: that of its tensors where they are large, else an arena.
+
+        The root digests it here: what it reads now is in the caches when it is sent.
+        """
         root = self._roots[turn.root]
-        plan = self._plans[root]
-        pieces, size = list(plan.pieces(turn.bucket)), plan.bucket_size(turn.bucket)
-        place = self._control.ranks.index(root)
-        if len(pieces) == 1 and pieces[0].num_bytes == size:
-            whole = tensors[plan.tensors[pieces[0].tensor].name]
-            begin = pieces[0].tensor_offset
-            return Slot(place, whole[begin : begin + size])
-        arena = self._arena(turn.root, number % self._channel.depth)[:size]
+        plan, place = self._plans[root], self._control.ranks.index(root)
+        size = plan.bucket_size(turn.bucket)
+        least = min(size, _OWN_SLOT_BYTES) if self._channel.takes_many_slots else size
+        load, used = _Load(turn, [], None, []), 0
+        for piece in plan.pieces(turn.bucket):
+            if piece.num_bytes >= least:
+                whole = tensors[plan.tensors[piece.tensor].name]
+                begin = piece.tensor_offset
+                load.direct.append(Slot(place, whole[begin : begin + piece.num_bytes]))
+                continue
+            load.packed.append(replace(piece, bucket_offset=used))
+            used += -(-piece.num_bytes // ALIGNMENT) * ALIGNMENT
+        if load.packed:
+            last = load.packed[-1]
+            arena = self._arena(turn.root, number % self._channel.depth)
+            load.arena = Slot(place, arena[: last.bucket_offset + last.num_bytes])
+            for piece in load.packed if root == self._control.rank else ():
+                self._memory.pack(arena, piece, tensors[plan.tensors[piece.tensor].name])
         if root == self._control.rank:
-            for piece in pieces:
-                source = tensors[plan.tensors[piece.tensor].name]
-                self._memory.pack(arena, piece, source)
-        return Slot(place, arena)
+            digests[root].append(self._digests_of(load))
+        return load
+
+    def _digests_of(self, load: _Load) -> list[SupportsInt]:
+        """One for each slot."""
+        found: list[SupportsInt] = [
+            self._memory.digest(slot.memory, [Piece(0, 0, 0, len(slot.memory))])
+            for slot in load.direct
+        ]
+        if load.arena is not None:
+            found.append(self._memory.digest(load.arena.memory, load.packed))
+        return found
 
     def _end(
         self,
-        done: _UnderWay,
+        done: list[_Load],
         num_left: int,
         tensors: Mapping[str, Memory],
-        digests: _Digests,
+        digests: _Unread,
         seconds: Seconds,
     ) -> None:
         begin_s = time.perf_counter()
         self._channel.finish(num_left)
         arrived_s = time.perf_counter()
-        for turn, slot in zip(done.turns, done.slots, strict=True):
-            root = self._roots[turn.root]
-            plan = self._plans[root]
-            pieces = list(plan.pieces(turn.bucket))
-            is_in_place = len(pieces) == 1 and pieces[0].num_bytes == len(slot.memory)
-            digests[root].append(self._memory.digest(slot.memory, pieces))
-            if root == self._control.rank or is_in_place:
+        for load in done:
+            root = self._roots[load.turn.root]
+            if root == self._control.rank:
                 continue
-            for piece in pieces:
-                target = tensors[plan.tensors[piece.tensor].name]
-                self._memory.unpack(slot.memory, piece, target)
+            digests[root].append(self._digests_of(load))
+            if load.arena is None:
+                continue
+            for piece in load.packed:
+                target = tensors[self._plans[root].tensors[piece.tensor].name]
+                self._memory.unpack(load.arena.memory, piece, target)
         seconds.wire += arrived_s - begin_s
         seconds.unpack += time.perf_counter() - arrived_s
 
@@ -259,11 +289,3 @@ class BucketTransfer:
                     raise ValueError(f"tensor {tensor} of the plan is not among those given")
                 if len(found) != tensor.num_bytes:
                     raise ValueError(f"tensor {tensor} is given with {len(found)} bytes")
-
-    def _on_trouble(self, rank: int, text: str) -> None:
-        """A rank is lost or failed while rounds are under way."""
-        if self._channel.survives_loss and rank not in self._roots:
-            return
-        self._channel.abort(f"rank {rank}: {text}")
-        if self._control.rank == 0:
-            self._control.trouble(f"rank {rank}: {text}")

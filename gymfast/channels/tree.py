@@ -34,5 +34,10 @@ class Tree:
             found.append((place + self.root) % self.num_ranks)
         return tuple(found)
 
+    def num_below(self, rank: int) -> int:
+        """Ranks on the longest way from this one down."""
+        found = self.children(rank)
+        return 1 + self.num_below(found[0]) if found else 0  # the first child is the deepest
+
     def _place(self, rank: int) -> int:
         return (rank - self.root) % self.num_ranks

@@ -22,8 +22,10 @@ EXIT_CODES = (
 COMMANDS = {
     "delta": "Make, apply and look into frames.",
     "demo": "Train, publish, follow, break and heal, in about a minute.",
+    "doctor": "Look for optional parts, such as NCCL, and say what is there.",
     "env": "Show every GYMFAST_* variable: value and origin.",
     "hf-delta": "Version directories as slime, miles and SGLang read them.",
+    "integrations": "The frameworks that are here, and whether gymfast fits them.",
     "serve-pull": "Serve the pull endpoint of an engine over HTTP.",
     "plan": "Plan a weight transfer and predict its time.",
     "table": "What a weight sync costs, as published and corrected.",

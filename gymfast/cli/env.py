@@ -55,9 +55,20 @@ def _find(name: str) -> tuple[str, bool, str]:
 
     try:
         select(name)
+        return name, True, _DETAILS[name]()
     except MissingDependencyError as error:
         return name, False, str(error)
-    return name, True, _DETAILS[name]()
+    except ValueError as error:  # a GYMFAST_CPU that names nothing
+        return name, False, _cpu_choices(error)
+
+
+def _cpu_choices(error: ValueError) -> str:
+    from gymfast import _core
+
+    value = os.environ.get("GYMFAST_CPU")
+    if value is None or value in _core.cpu_targets():
+        raise error
+    return f"GYMFAST_CPU is {value!r}, expected one of {', '.join(_core.cpu_targets())}"
 
 
 def _cpu() -> str:

@@ -1,4 +1,4 @@
-"""Files of commands: outputs complete or absent, never in place of another by accident; keys."""
+"""Files of commands: outputs complete or absent, never in place of another by accident."""
 
 from __future__ import annotations
 
@@ -54,16 +54,6 @@ def _check_directory(path: Path, *, is_forced: bool) -> None:
             "checkpoint in it",
             str(path),
         )
-
-
-def read_key_file(path: Path) -> bytes:
-    """The key in a file: its bytes, without one line end (LF or CRLF) if it ends with one.
-
-    Nothing else is left out: any key can be written exactly, with CRLF behind it.
-    Raises OSError. How long a key has to be is for whoever uses it to say.
-    """
-    key = path.read_bytes()
-    return key.removesuffix(b"\r\n" if key.endswith(b"\r\n") else b"\n")
 
 
 @contextmanager

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import click
 
-from gymfast.cli.files import read_key_file
-
 PROFILES = ("auto", "fast", "small")
 
 EXISTING = click.Path(exists=True, path_type=Path)
@@ -42,5 +40,18 @@ key_option = click.option(
 
 
 def read_key(path: Path | None) -> bytes | None:
-    """The key in a file (files.read_key_file); None without a file."""
-    return None if path is None else read_key_file(path)
+    """The key in a file (see read_key_file); None without a file.
+
+    Raises ValueError, which shows none of its bytes, if there are fewer than 16.
+    """
+    if path is None:
+        return None
+    from gymfast.delta.authentication import check_key
+    from gymfast.sync.key_file import read_key_file
+
+    key = read_key_file(path)
+    try:
+        check_key(key)
+    except ValueError as error:
+        raise ValueError(f"--key-file {path}: {error}, as head -c 32 /dev/urandom gives") from None
+    return key

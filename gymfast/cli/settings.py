@@ -22,6 +22,10 @@ SETTINGS = (
     Setting("GYMFAST_THREADS", "all cores", "threads of the codec", "--threads"),
     Setting("GYMFAST_RUN", "", "run that the hooks for slime use"),
     Setting("GYMFAST_STORE", "", "store that the hooks for slime use"),
+    Setting(
+        "GYMFAST_STORE_CARRY", "changes", "what these hooks put: changes, or files as they are"
+    ),
+    Setting("GYMFAST_STORE_WAIT_S", "30", "seconds they wait for what a store shows late"),
     Setting("GYMFAST_TRACEBACK", "", "1: show the traceback of an error"),
 )
 
@@ -35,4 +39,4 @@ def find_unknown() -> list[tuple[str, str]]:
 
 def _hint(name: str, known: list[str]) -> str:
     nearest = difflib.get_close_matches(name, known, n=1)
-    return f", did you mean {nearest[0]}?" if nearest else ""
+    return f" (did you mean {nearest[0]}?)" if nearest else ""

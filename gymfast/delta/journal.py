@@ -21,13 +21,24 @@ import hashlib
 import json
 import os
 import struct
+from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from threading import Lock
 from types import TracebackType
 
 import numpy as np
 
-from gymfast.delta.files import open_regular, os_errors, read_into, sync_directory, write_all
+from gymfast.delta.changes import list_changes
+from gymfast.delta.files import (
+    open_regular,
+    os_errors,
+    read_into,
+    sync_directory,
+    write_all,
+)
 from gymfast.delta.memory import U8
+from gymfast.delta.workers import OrderedWorkers
 from gymfast.errors import ChecksumError, ConflictError, GymfastError
 
 _MAGIC = b"GFJRNL1\n"
@@ -35,6 +46,7 @@ _HEADER = struct.Struct("<8sQ32s16x")
 _RECORD = struct.Struct("<IBBQQ")
 _NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 _READ_BYTES = 2**22
+_RECORDS_BEHIND = 32
 
 
 def journal_path(checkpoint: Path) -> Path:
@@ -85,6 +97,8 @@ class Journal:
         self._directory = self.path.parent
         self._fd = _open_locked(self.path)
         self.has_recovered = False
+        self._is_own = False  # committed by this process, not found
+        self._lock = Lock()
         self._sha = hashlib.sha256()
         self._at = _HEADER.size
         try:
@@ -117,23 +131,25 @@ class Journal:
         write_all(self._fd, bytes(_HEADER.size), 0)
         self._sha = hashlib.sha256()
         self._at = _HEADER.size
+        self._is_own = False
         table = json.dumps([[file.name, file.stat().st_size] for file in files]).encode()
         self._append(len(table).to_bytes(4, "little") + table)
 
     def add(self, file: int, offset: int, unit_bytes: int, before: U8, after: U8) -> int:
-        """Notes what turns the bytes before into after, at an offset of a file; units changed."""
-        units = np.dtype(f"<u{unit_bytes}")
-        new = after.view(units)
-        changed = np.flatnonzero(before.view(units) != new)
-        if changed.size == 0:
+        """Notes what turns the bytes before into after, at an offset of a file; units changed.
+
+        Several threads may add.
+        """
+        positions, values = list_changes(before, after, unit_bytes)
+        num_changed = len(positions) // 4
+        if num_changed == 0:
             return 0
-        is_dense = changed.size * (4 + unit_bytes) >= after.size
-        count = new.size if is_dense else changed.size
-        self._append(_RECORD.pack(file, unit_bytes, is_dense, offset, count))
-        if not is_dense:
-            self._append(changed.astype("<u4").tobytes())
-        self._append((new if is_dense else new[changed]).tobytes())
-        return int(changed.size)
+        is_dense = num_changed * (4 + unit_bytes) >= after.size
+        count = after.size // unit_bytes if is_dense else num_changed
+        record = _RECORD.pack(file, unit_bytes, is_dense, offset, count)
+        with self._lock:
+            self._append(record + (after.tobytes() if is_dense else positions + values))
+        return num_changed
 
     def commit(self) -> None:
         """Makes the journal durable: from here on the update happens, whatever happens."""
@@ -142,22 +158,29 @@ class Journal:
         header = _HEADER.pack(_MAGIC, self._at - _HEADER.size, self._sha.digest())
         write_all(self._fd, header, 0)
         os.fsync(self._fd)
+        self._is_own = True
 
-    def play(self) -> None:
+    def play(self, threads: int = 1) -> None:
         """Writes what a committed journal says, makes it durable and empties the journal.
 
+        A thread has one file at a time: the system lets no two write to the same.
         Raises ChecksumError if it is damaged, GymfastError if it is not of these files.
         """
         body = _Body(self._fd, self.path)
+        if not self._is_own:
+            body.check()
         files = body.files()
         fds: list[int] = []
         try:
             for name, num_bytes in files:
                 fds.append(_open_target(self._directory, name, num_bytes, self.path))
-            while body.has_more():
-                body.play_record(fds)
-            for fd in fds:
-                os.fsync(fd)
+            records = body.records().items()
+            with ThreadPoolExecutor(max(threads, 1), "gymfast-sync") as syncers:
+                behind = syncers if threads > 1 else None
+                jobs = ((n, partial(body.play_file, fds[n], ats, behind)) for n, ats in records)
+                workers: OrderedWorkers[int, None] = OrderedWorkers(threads, 2 * threads)
+                for _ in workers.run(jobs):
+                    pass
         finally:
             for fd in fds:
                 os.close(fd)
@@ -171,51 +194,71 @@ class Journal:
 
 
 class _Body:
-    """The body of a committed journal, whose digest is checked before anything is taken from it."""
+    """The body of a committed journal."""
 
     def __init__(self, fd: int, path: Path) -> None:
         header = _read_header(fd, path)
         assert header is not None
         self._fd, self._path = fd, path
-        self._at = _HEADER.size
-        self._end = self._at + header[0]
-        self._check(header[1])
+        self._end = _HEADER.size + header[0]
+        self._digest = header[1]
+        self._table_bytes = int.from_bytes(self._read(_HEADER.size, 4), "little")
 
-    def _check(self, stated: bytes) -> None:
+    def check(self) -> None:
+        """Raises ChecksumError if the body is damaged; nothing is to be taken from it then."""
         sha = hashlib.sha256()
-        for at in range(self._at, self._end, _READ_BYTES):
+        for at in range(_HEADER.size, self._end, _READ_BYTES):
             sha.update(self._read(at, min(_READ_BYTES, self._end - at)))
-        if sha.digest() != stated:
+        if sha.digest() != self._digest:
             raise ChecksumError(
                 f"{self._path}: SHA-256 of the journal is {sha.hexdigest()[:16]}…, its header says "
-                f"{stated.hex()[:16]}…: it is damaged, and the checkpoint may be half updated; "
-                "write the checkpoint again from an anchor and delete the journal"
+                f"{self._digest.hex()[:16]}…: it is damaged, and the checkpoint may be half "
+                "updated; write the checkpoint again from an anchor and delete the journal"
             )
 
-    def has_more(self) -> bool:
-        return self._at < self._end
-
     def files(self) -> list[tuple[str, int]]:
-        num_bytes = int.from_bytes(self._take(4), "little")
-        return [(str(name), int(size)) for name, size in json.loads(bytes(self._take(num_bytes)))]
+        table = self._read(_HEADER.size + 4, self._table_bytes)
+        return [(str(name), int(size)) for name, size in json.loads(bytes(table))]
 
-    def play_record(self, fds: list[int]) -> None:
-        file, unit_bytes, is_dense, offset, count = _RECORD.unpack(self._take(_RECORD.size))
-        positions = None if is_dense else np.frombuffer(self._take(4 * count), "<u4")
-        values = self._take(unit_bytes * count)
-        if positions is None:
-            write_all(fds[file], values, offset)
+    def records(self) -> dict[int, list[int]]:
+        """Where the records of each file begin."""
+        at = _HEADER.size + 4 + self._table_bytes
+        starts: dict[int, list[int]] = {}
+        while at < self._end:
+            file, unit_bytes, is_dense, _, count = self._record(at)
+            starts.setdefault(file, []).append(at)
+            at += _RECORD.size + count * (unit_bytes if is_dense else unit_bytes + 4)
+        return starts
+
+    def play_file(self, fd: int, starts: list[int], behind: Executor | None) -> None:
+        """Writes what the records of a file say, and makes it durable.
+
+        With an executor, the disk works meanwhile on what was written before.
+        """
+        syncs = []
+        for number, at in enumerate(starts, 1):
+            self._play_record(fd, at)
+            if behind and number % _RECORDS_BEHIND == 0:
+                syncs.append(behind.submit(os.fdatasync, fd))
+        for sync in syncs:
+            sync.result()  # an error is told once
+        os.fsync(fd)
+
+    def _play_record(self, fd: int, at: int) -> None:
+        _, unit_bytes, is_dense, offset, count = self._record(at)
+        data = memoryview(self._read(at + _RECORD.size, count * (unit_bytes + 4 * (not is_dense))))
+        if is_dense:
+            write_all(fd, data, offset)
             return
-        buffer = bytearray(unit_bytes * (int(positions[-1]) + 1))
-        read_into(fds[file], memoryview(buffer), offset, self._path)
-        units = np.frombuffer(buffer, f"<u{unit_bytes}")
-        units[positions] = np.frombuffer(values, f"<u{unit_bytes}")
-        write_all(fds[file], buffer, offset)
+        positions = np.frombuffer(data[: 4 * count], "<u4")
+        values = np.frombuffer(data[4 * count :], f"<u{unit_bytes}")
+        buffer = np.empty(unit_bytes * (int(positions[-1]) + 1), np.uint8)
+        read_into(fd, buffer.data, offset, self._path)
+        buffer.view(values.dtype)[positions] = values
+        write_all(fd, buffer.data, offset)
 
-    def _take(self, num_bytes: int) -> bytearray:
-        data = self._read(self._at, num_bytes)
-        self._at += num_bytes
-        return data
+    def _record(self, at: int) -> tuple[int, int, bool, int, int]:
+        return _RECORD.unpack(self._read(at, _RECORD.size))
 
     def _read(self, at: int, num_bytes: int) -> bytearray:
         data = bytearray(num_bytes)

@@ -28,6 +28,7 @@ class StreamSettings:
     algorithm: str
     threads: int
     host_memory_bytes: int | None
+    snapshot: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,9 @@ class DeltaStream:
         self.settings = settings
         self._ranks = ranks
         self._budget = HostBudget(settings.host_memory_bytes)
-        self._snapshot = RankSnapshot(settings.encoding, settings.algorithm, self._budget)
+        self._snapshot = RankSnapshot(
+            settings.encoding, settings.algorithm, self._budget, settings.snapshot
+        )
         self._shared: set[str] = set()
         self.open: OpenVersion | None = None
 
@@ -81,6 +84,7 @@ class DeltaStream:
             base = Checkpoint.open(self.settings.base)
         with base, self._ranks.together("reading the base"):
             walk_all(walk, lambda name, value: snapshot.seed(name, value, base))
+            snapshot.seeded()
         names = self._ranks.gather(snapshot.names)
         others = (them for rank, them in enumerate(names) if rank != self._ranks.rank)
         self._shared = set(snapshot.names).intersection(chain.from_iterable(others))
@@ -104,6 +108,7 @@ class DeltaStream:
             file_bytes = self._write_files(number, path, stored)
         except BaseException:
             self._budget.held_bytes = held_bytes
+            self._snapshot.abandon()
             raise
         frame_bytes = self._budget.held_bytes - held_bytes
         self.open = OpenVersion(number, path, encoded.changes, frame_bytes)
@@ -121,6 +126,7 @@ class DeltaStream:
         """Forgets the open version: the next one is against what was promoted last."""
         assert self.open is not None, "no version is open"
         self._budget.give(self.open.frame_bytes)
+        self._snapshot.abandon()
         self.open = None
 
     def _write_files(self, number: int, path: Path, stored: dict[str, Stored]) -> int:

@@ -6,9 +6,11 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from gymfast.integrations.delta_stream import DeltaStream, Written
-from gymfast.integrations.engines import Engines
+from gymfast.integrations.engine_loads import Address, EngineLoads, LoadSettings
+from gymfast.integrations.engines import Calls, Engines
 from gymfast.integrations.phases import Phases, longest
 from gymfast.integrations.rank_encoder import Walk
 from gymfast.integrations.ranks import Ranks
@@ -20,7 +22,7 @@ _log = logging.getLogger(__name__)
 class Pause:
     """How engines are paused for a load."""
 
-    options: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     flushes_cache: bool = True
 
 
@@ -33,6 +35,7 @@ class Trainer:
     local_checkpoint: str
     hook: Callable[[str], None] | None = None
     pause: Pause = Pause()
+    address: Address | None = None
     loads_base: bool = False  # at the start, so that engines that began without weights have some
 
 
@@ -47,6 +50,14 @@ class DeltaSync:
 
     def __init__(self, stream: DeltaStream, ranks: Ranks, trainer: Trainer) -> None:
         self._stream, self._ranks, self._trainer = stream, ranks, trainer
+        self._loads = EngineLoads(
+            LoadSettings(
+                trainer.local_checkpoint,
+                str(stream.settings.directory),
+                trainer.address,
+                trainer.pause.flushes_cache,
+            )
+        )
         self._phases = Phases()
         self._written = Written(0, 0, 0)
         self.is_started = False
@@ -56,7 +67,7 @@ class DeltaSync:
         ranks, engines = self._ranks, self._trainer.engines()
         self._stream.wipe()
         with ranks.together("telling the engines to start"):
-            calls = []
+            calls: Calls = {}
             if ranks.is_first:
                 self._run_hook(self._stream.settings.directory)
                 calls = engines.start("pull_weights", target_version=0)
@@ -64,7 +75,11 @@ class DeltaSync:
         with ranks.together("making the local checkpoints"):
             engines.finish("pull_weights", calls)
             if ranks.is_first and self._trainer.loads_base:
-                self._load(0)
+                engines.call(
+                    "update_weights_from_disk",
+                    model_path=self._trainer.local_checkpoint,
+                    weight_version="0",
+                )
         self.is_started = True
 
     def write(self, number: int) -> None:
@@ -119,24 +134,19 @@ class DeltaSync:
             self._stream.promote()
 
     def _reload(self, number: int) -> None:
-        """Has the engines load a version; they generate again whatever happens."""
+        """Has the engines load a version; whatever happens, those that may generate do so again."""
         engines = self._trainer.engines()
+        with self._phases("plan"):
+            plan = self._loads.plan(engines)
         with self._phases("pause"):
             try:
                 engines.call("pause_generation", **self._trainer.pause.options)
                 if self._trainer.pause.flushes_cache:
                     engines.call("flush_cache")
                 with self._phases("reload"):
-                    self._load(number)
+                    self._loads.load(engines, plan, number)
             finally:
-                engines.call("continue_generation")
-
-    def _load(self, number: int) -> None:
-        self._trainer.engines().call(
-            "update_weights_from_disk",
-            model_path=self._trainer.local_checkpoint,
-            weight_version=str(number),
-        )
+                engines.call("continue_generation", to=self._loads.may_run(engines))
 
     def _run_hook(self, path: Path) -> None:
         if self._trainer.hook is not None:

@@ -10,11 +10,13 @@ from typing import Any
 from gymfast.delta.state import num_threads
 from gymfast.integrations.delta_stream import DeltaStream, StreamSettings
 from gymfast.integrations.delta_sync import DeltaSync, Pause, Trainer
+from gymfast.integrations.device_twin import check_place
+from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.engines import Engines
 from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.ranks import Ranks
 
-OPTIONS = ("gymfast_threads", "gymfast_host_memory_bytes")
+OPTIONS = ("gymfast_threads", "gymfast_host_memory_bytes", "gymfast_snapshot")
 """What the file of --custom-config-path may set."""
 
 
@@ -25,18 +27,20 @@ class Framework:
     gloo_group: Callable[[], Any]
     load_function: Callable[[str], Any]
     walk: Callable[[Any, Add], None]  # self, add
+    address: Address
     pause: Callable[[Any], Pause] = lambda _: Pause()  # args
     loads_base: Callable[[Any], bool] = lambda _: False  # args
 
 
 def check_options(args: Any, known: Sequence[str] = OPTIONS) -> None:
-    """Raises ValueError for an option of gymfast that does not exist."""
+    """Raises ValueError for an option of gymfast, or a place, that does not exist."""
     unknown = sorted(n for n in vars(args) if n.startswith("gymfast_") and n not in known)
     if unknown:
         raise ValueError(
             f"option {unknown[0]} is unknown, expected one of {', '.join(known)}: correct the file "
             "of --custom-config-path"
         )
+    check_place(getattr(args, "gymfast_snapshot", "auto"))
 
 
 def derive_updater(base: Any, framework: Framework) -> type:
@@ -78,6 +82,7 @@ def derive_updater(base: Any, framework: Framework) -> type:
                 local_checkpoint=args.update_weight_local_checkpoint_dir,
                 hook=hook and (lambda path: hook(args, path, list(self.rollout_engines))),
                 pause=framework.pause(args),
+                address=framework.address,
                 loads_base=framework.loads_base(args),
             )
 
@@ -92,4 +97,5 @@ def _settings(args: Any) -> StreamSettings:
         algorithm=args.update_weight_delta_checksum,
         threads=num_threads(getattr(args, "gymfast_threads", None)),
         host_memory_bytes=getattr(args, "gymfast_host_memory_bytes", None),
+        snapshot=getattr(args, "gymfast_snapshot", "auto"),
     )

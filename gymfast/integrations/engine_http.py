@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -32,10 +33,15 @@ class EngineHttp:
     """One server. Not thread-safe; each call is one connection."""
 
     def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
-        """Raises ValueError for an address that is not one of http or https."""
+        """Raises ValueError for an address that is not one of http or https, or names no host."""
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url is {url!r}, expected http://HOST:PORT or https://HOST:PORT")
+        if _is_wildcard(parts.hostname):
+            raise ValueError(
+                f"url is {url!r}, an address to listen on and not one to connect to: name the host "
+                "as the trainer reaches it, http://localhost:PORT if it is this one"
+            )
         self.url = url.rstrip("/")
         self._parts, self._timeout_s = parts, timeout_s
         self._headers = {"Content-Type": "application/json"}
@@ -51,13 +57,21 @@ class EngineHttp:
         connection = kind(self._parts.hostname or "", self._parts.port, timeout=self._timeout_s)
         method, body = ("GET", None) if fields is None else ("POST", msgspec.json.encode(fields))
         try:
+            connection.connect()
+        except OSError as error:
+            connection.close()
+            raise ChannelError(
+                f"{self.url}{path} gave no answer: no connection ({error}), so this call was not "
+                "sent: check that the server is up and the address right, then repeat the update"
+            ) from error
+        try:
             connection.request(method, self._parts.path.rstrip("/") + path, body, self._headers)
             response = connection.getresponse()
             return _answer(response.status, response.read())
         except (OSError, HTTPException) as error:
             raise ChannelError(
-                f"{self.url}{path} gave no answer within {self._timeout_s:g} s: {error!r}; what it "
-                "did is not known, so repeat the update"
+                f"{self.url}{path} gave no answer (limit {self._timeout_s:g} s): {error!r}; what "
+                "it did is not known, so repeat the update"
             ) from error
         finally:
             connection.close()
@@ -70,11 +84,20 @@ class EngineHttp:
         return answer.body
 
 
+def _is_wildcard(host: str) -> bool:
+    try:
+        return ip_address(host).is_unspecified
+    except ValueError:  # a name
+        return False
+
+
 def _answer(code: int, data: bytes) -> Answer:
     text = data[:500].decode(errors="replace")
     try:
         body = msgspec.json.decode(data)
-    except msgspec.DecodeError:  # some calls are answered with plain text
+    except (msgspec.DecodeError, RecursionError):  # some calls are answered with plain text
         return Answer(code, None, text)
-    message = body.get("message") if isinstance(body, dict) else None
+    fields = body if isinstance(body, dict) else {}
+    error = fields.get("error")  # vLLM nests its message, or gives it as text
+    message = error.get("message") if isinstance(error, dict) else error or fields.get("message")
     return Answer(code, body, message if isinstance(message, str) else text)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from gymfast.errors import GymfastError
+
+Calls = dict[int, Any]
 
 
 class EngineError(GymfastError):
@@ -20,37 +22,52 @@ class Engines:
         self.handles = list(handles)
         self._get = get
 
-    def start(self, method: str, *arguments: Any, **options: Any) -> list[Any]:
-        """The pending calls, one per engine."""
-        return [getattr(h, method).remote(*arguments, **options) for h in self.handles]
+    def start(
+        self, method: str, *arguments: Any, to: Collection[int] | None = None, **options: Any
+    ) -> Calls:
+        """The pending calls by the number of the engine: of all, or those in `to`."""
+        return {
+            number: getattr(handle, method).remote(*arguments, **options)
+            for number, handle in enumerate(self.handles)
+            if to is None or number in to
+        }
 
-    def finish(self, method: str, calls: Sequence[Any]) -> None:
-        """Waits for every engine, also behind one that failed.
-
-        Raises EngineError that names each engine that failed, with its own words.
-        """
-        failures: dict[int, str] = {}
-        cause: Exception | None = None
-        for number, call in enumerate(calls):
+    def wait(self, calls: Calls) -> tuple[dict[int, Any], dict[int, Exception]]:
+        """Answers and failures by the number of the engine; one that fails stops no other."""
+        answers: dict[int, Any] = {}
+        failures: dict[int, Exception] = {}
+        for number, call in calls.items():
             try:
-                answer = self._get(call)
-            except Exception as error:  # noqa: BLE001 - raised below, after the other engines
-                failures[number] = f"{type(error).__name__}: {error}"
-                cause = cause or error
+                answers[number] = self._get(call)
+            except Exception as error:  # noqa: BLE001 - raised by `require`, after all engines
+                failures[number] = error
             else:
-                words = refusal(answer)
+                words = refusal(answers[number])
                 if words is not None:
-                    failures[number] = words
-        if failures:
-            first = min(failures)
-            others = f" (also engines {sorted(failures)[1:]})" if len(failures) > 1 else ""
-            raise EngineError(
-                f"engine {first} of {len(calls)} failed at {method}: {failures[first]}{others}"
-            ) from cause
+                    failures[number] = EngineError(words)
+        return answers, failures
 
-    def call(self, method: str, *arguments: Any, **options: Any) -> None:
+    def require(self, what: str, failures: Mapping[int, Exception]) -> None:
+        """Raises EngineError that names each engine that failed, with the words of the first."""
+        if not failures:
+            return
+        first = min(failures)
+        error = failures[first]
+        text = str(error) if type(error) is EngineError else f"{type(error).__name__}: {error}"
+        others = f" (also engines {sorted(failures)[1:]})" if len(failures) > 1 else ""
+        raise EngineError(
+            f"engine {first} of {len(self.handles)} failed at {what}: {text}{others}"
+        ) from error
+
+    def finish(self, method: str, calls: Calls) -> None:
+        """Waits for every engine; raises EngineError if one failed."""
+        self.require(method, self.wait(calls)[1])
+
+    def call(
+        self, method: str, *arguments: Any, to: Collection[int] | None = None, **options: Any
+    ) -> None:
         """Both; raises EngineError."""
-        self.finish(method, self.start(method, *arguments, **options))
+        self.finish(method, self.start(method, *arguments, to=to, **options))
 
 
 def refusal(answer: Any) -> str | None:

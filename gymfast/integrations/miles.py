@@ -11,10 +11,12 @@ from typing import Any
 
 from gymfast.integrations.delta_sync import Pause
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.rank_encoder import Add
-from gymfast.integrations.rebind import replace_class
+from gymfast.integrations.rebind import replace_class, require_class
 
 _MODULE = "miles.backends.megatron_utils.update_weight.update_weight_from_distributed.delta"
+_CLASS = "UpdateWeightFromDiskDelta"
 EXPECTED = {
     "__init__": (
         *("args", "model", "weights_getter", "model_name", "quantization_config", "is_lora"),
@@ -43,7 +45,12 @@ def install(args: Any) -> None:
             f"--update-weight-transfer-mode is {args.update_weight_transfer_mode}, this plug-in "
             "replaces the updater of disk-delta: set it, or leave --custom-megatron-init-path out"
         )
-    replace_class(_MODULE, "UpdateWeightFromDiskDelta", EXPECTED, make_updater)
+    replace_class(_MODULE, _CLASS, EXPECTED, make_updater)
+
+
+def check_api() -> None:
+    """Raises GymfastError if the updater of this miles is not the known one."""
+    require_class(_MODULE, _CLASS, EXPECTED)
 
 
 def make_updater(base: Any) -> type:
@@ -51,7 +58,8 @@ def make_updater(base: Any) -> type:
     from miles.utils.distributed_utils import get_gloo_group
     from miles.utils.misc import load_function
 
-    framework = Framework(get_gloo_group, load_function, _walk, _pause, _loads_base)
+    address = Address("get_topology_info", lambda facts: facts["url"])
+    framework = Framework(get_gloo_group, load_function, _walk, address, _pause, _loads_base)
     return derive_updater(base, framework)
 
 

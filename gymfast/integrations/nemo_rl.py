@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from gymfast.errors import ChainError, CoverageError, DeadlineError, GymfastError, NotFoundError
@@ -20,21 +19,28 @@ from gymfast.integrations.run_stream import NamedTensors, RunStream, drain
 from gymfast.integrations.update_request import InitRequest
 from gymfast.stores import open_store
 from gymfast.sync import Publisher
+from gymfast.sync.key_file import read_key_file
 from gymfast.sync.status import read_status
 
 _MODULE = "nemo_rl.utils.checkpoint_engines.base"
 _TOPOLOGY = ("train_world_size", "rollout_world_size", "metadata")
 EXPECTED = {
-    "get_target_weight_layout": (),
-    "prepare": (),
+    **dict.fromkeys(("get_target_weight_layout", "prepare", "finalize"), ()),
     "init_policy_process_group": ("worker_rank", *_TOPOLOGY),
     "init_rollout_process_group": ("rollout_rank", *_TOPOLOGY),
-    "finalize": (),
     "send_weights": ("weights",),
     "receive_weight_batches": (),
 }
 """Methods of NeMo-RL's CheckpointEngine, with their parameters: all of them are here."""
 _SCALES = ("_scale", "_scale_2", "_scale_inv")
+
+
+def check_api() -> None:
+    """Raises GymfastError if the CheckpointEngine of this NeMo-RL is not the known one."""
+    base: Any = require_class(_MODULE, "CheckpointEngine", EXPECTED)
+    if new := sorted(base.__abstractmethods__ - EXPECTED.keys()):
+        raise GymfastError(f"{_MODULE}.CheckpointEngine has methods unknown to gymfast: {new}")
+    base.register(GymfastEngine)
 
 
 class GymfastEngine:
@@ -63,14 +69,10 @@ class GymfastEngine:
         """Batches of at most `bucket_size` bytes (or one tensor) go to `device`, the GPU if None.
 
         `timeout_s` bounds the wait for the version of a refit. `is_layout_plain` promises that vLLM
-        keeps experts and scales as the checkpoint has them. `release_after_refit` is read by
-        NeMo-RL: a handshake before each refit.
-        Raises ValueError for unknown or missing settings, GymfastError for an unknown NeMo-RL.
+        keeps experts and scales as they come. NeMo-RL reads `release_after_refit`.
+        Raises ValueError for settings that cannot be used, GymfastError for an unknown NeMo-RL.
         """
-        base: Any = require_class(_MODULE, "CheckpointEngine", EXPECTED)
-        if new := sorted(base.__abstractmethods__ - EXPECTED.keys()):
-            raise GymfastError(f"{_MODULE}.CheckpointEngine has methods unknown to gymfast: {new}")
-        base.register(type(self))
+        check_api()
         if unknown or not store or not run:
             raise ValueError(
                 f"refit_cfg has store {store!r}, run {run!r} and the unknown settings "
@@ -79,8 +81,8 @@ class GymfastEngine:
         self.release_after_refit = release_after_refit
         self._bucket_size, self._device, self._timeout_s = bucket_size, device, timeout_s
         self._is_layout_plain = is_layout_plain
-        self._follow = InitRequest(store, run, staging_dir, key_file=key_file)
-        self._key = Path(key_file).read_bytes() if key_file else None
+        self._follow = InitRequest(store, run, staging_dir, key_file=key_file).require_shared()
+        self._key = read_key_file(key_file) if key_file else None
         self._next: int | None = None
         self._stream: RunStream | None = None
         self._copy: CanonicalCopy | None = None
@@ -174,8 +176,7 @@ class GymfastEngine:
 
     def _agree(self, metadata: list[Any]) -> int | None:
         newest: int | None = metadata[0]["newest"]
-        self._next = 0 if newest is None else newest + 1
-        self._is_known = True
+        self._next, self._is_known = 0 if newest is None else newest + 1, True
         return newest
 
     def _take_next(self) -> int:
@@ -190,9 +191,8 @@ class GymfastEngine:
 
     def _require_loadable(self, names: Sequence[str]) -> None:
         """Experts and scales may be packed for a kernel: a load over them is silent garbage."""
-        if self._is_layout_plain:
-            return
-        if packed := [n for n in names if ".experts." in n or n.endswith(_SCALES)]:
+        packed = [n for n in names if ".experts." in n or n.endswith(_SCALES)]
+        if packed and not self._is_layout_plain:
             raise CoverageError(
                 f"{len(packed)} tensors may be packed in vLLM, and NeMo-RL loads over live "
                 f"weights without packing again: {packed[:3]}; choose a backend that keeps them "

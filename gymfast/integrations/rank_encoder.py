@@ -10,10 +10,9 @@ from hashlib import blake2b
 from typing import Any
 
 from gymfast.delta.hf_delta.stored import Stored
-from gymfast.delta.memory import U8
 from gymfast.errors import GymfastError
 from gymfast.integrations.host_budget import HostBudget
-from gymfast.integrations.rank_snapshot import RankSnapshot, to_host
+from gymfast.integrations.rank_snapshot import Incoming, RankSnapshot
 
 Add = Callable[[str, Any], None]
 Walk = Callable[[Add], None]
@@ -71,11 +70,13 @@ class RankEncoder:
     def _add(self, name: str, value: Any) -> None:
         if len(self._jobs) == self._max_jobs:
             self._collect()
-        data = to_host(value, name)
-        self._encoded.sizes[name] = data.size
-        self._jobs.append((name, self._pool.submit(self._encode, name, data)))
+        incoming = self._snapshot.take(name, value)
+        self._encoded.sizes[name] = incoming.num_bytes
+        self._budget.take(len(incoming.frame), f"the change list of tensor {name!r}")
+        self._jobs.append((name, self._pool.submit(self._encode, name, incoming)))
 
-    def _encode(self, name: str, data: U8) -> tuple[Stored | None, str]:
+    def _encode(self, name: str, incoming: Incoming) -> tuple[Stored | None, str]:
+        data = self._snapshot.bytes_of(name, incoming)
         digest = ""
         if name in self._shared:
             digest = blake2b(data.data, digest_size=16).hexdigest()

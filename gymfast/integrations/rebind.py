@@ -9,16 +9,18 @@ from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 from gymfast.errors import GymfastError
 
 Signatures = Mapping[str, tuple[str, ...]]
+_NOT_ASKED = ("self", "_ray_trace_ctx")  # the second is added by ray.remote
 _log = logging.getLogger(__name__)
 
 
 def replace_class(
-    module_name: str, name: str, expected: Signatures, make: Callable[[type], type]
-) -> type:
+    module_name: str, name: str, expected: Signatures, make: Callable[[type], Any]
+) -> Any:
     """Binds the name in the module to what `make` derives from its class; returns the new class.
 
     Does nothing the second time. Raises what `require_class` raises.
@@ -27,15 +29,15 @@ def replace_class(
     if getattr(found, "gymfast_replaces", None) is not None:
         return found
     replacement = make(found)
-    replacement.gymfast_replaces = found  # type: ignore[attr-defined]
+    replacement.gymfast_replaces = found
     setattr(importlib.import_module(module_name), name, replacement)
     where = f"{module_name}.{name} of {describe(module_name.partition('.')[0])}"
     _log.info("gymfast replaced %s (leave the flag out to have it back)", where)
     return replacement
 
 
-def require_class(module_name: str, name: str, expected: Signatures) -> type:
-    """The class of a framework, or what replaced it.
+def require_class(module_name: str, name: str, expected: Signatures) -> Any:
+    """The class of a framework, also one that Ray made an actor of, or what replaced it.
 
     Raises GymfastError, with what was found and expected, if module, class or one of its methods
     is not there or has other parameters.
@@ -48,11 +50,13 @@ def require_class(module_name: str, name: str, expected: Signatures) -> type:
             raise  # the framework is there, something that it needs is not
         raise _unknown(framework, f"there is no module {error.name}", f"{module_name}") from error
     found = getattr(module, name, None)
+    if getattr(found, "gymfast_replaces", None) is not None:
+        return found
+    found = getattr(found, "__ray_actor_class__", found)
     if not isinstance(found, type):
         raise _unknown(framework, f"{module_name} has no class {name}", "that class")
-    if getattr(found, "gymfast_replaces", None) is None:
-        for method, parameters in expected.items():
-            _check_method(framework, found, method, parameters)
+    for method, parameters in expected.items():
+        _check_method(framework, found, method, parameters)
     return found
 
 
@@ -64,7 +68,7 @@ def describe(framework: str) -> str:
     except metadata.PackageNotFoundError:
         version = "of unknown version"
     folder = _folder_of(module)
-    commit = _commit_of(folder) if folder else ""
+    commit = commit_of(folder) if folder else ""
     return f"{framework} {version}{commit} at {folder or 'an unknown place'}"
 
 
@@ -73,7 +77,7 @@ def _check_method(framework: str, found: type, method: str, parameters: tuple[st
     where = f"{found.__module__}.{found.__name__}.{method}"
     if function is None:
         raise _unknown(framework, f"there is no {where}", "that method")
-    names = tuple(p for p in inspect.signature(function).parameters if p != "self")
+    names = tuple(p for p in inspect.signature(function).parameters if p not in _NOT_ASKED)
     if names != parameters:
         raise _unknown(framework, f"{where} takes {names}", f"{parameters}")
 
@@ -95,7 +99,7 @@ def _folder_of(module: ModuleType) -> Path | None:
     return Path(places[0]).parent if places else None
 
 
-def _commit_of(folder: Path) -> str:
+def commit_of(folder: Path) -> str:
     """The commit of a checkout, as far as plain files tell."""
     head = folder / ".git" / "HEAD"
     if not head.is_file():

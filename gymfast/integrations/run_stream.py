@@ -27,13 +27,14 @@ class RunStream:
         """A stream into the run of the publisher, which belongs to the stream from now on."""
         self.publisher = publisher
         self._weights: dict[str, Tensor] = {}
+        self._published: set[str] = set()
 
-    def publish(self, stream: NamedTensors) -> PublishReport:
-        """Commits all tensors of the stream as the next version.
+    def publish(self, stream: NamedTensors, *, anchor: bool = False) -> PublishReport:
+        """Commits all tensors of the stream as the next version; `anchor` asks for a full frame.
 
         The stream is always read to its end, since other ranks of a trainer take part in making
         each tensor; an error is raised after that. Nothing is committed then.
-        Raises CoverageError for a tensor that came before and is missing now, or a name that
+        Raises CoverageError for a tensor that was published and is missing now, or a name that
         comes twice with different bytes; TypeError; what `Publisher.publish` raises.
         """
         rest = iter(stream)
@@ -44,12 +45,16 @@ class RunStream:
                 seen.add(name)
         finally:
             drain(rest)
-        if missing := sorted(self._weights.keys() - seen):
+        if missing := sorted(self._published - seen):
             raise CoverageError(
-                f"{len(missing)} of {len(self._weights)} tensors did not come: {missing[:3]}; a "
+                f"{len(missing)} of {len(self._published)} tensors did not come: {missing[:3]}; a "
                 "step has to yield all of them, a model with other tensors needs a run of its own"
             )
-        return self.publisher.publish(self._weights)
+        for name in self._weights.keys() - seen:  # of a step that was not published
+            del self._weights[name]
+        report = self.publisher.publish(self._weights, anchor=anchor)
+        self._published = seen
+        return report
 
     def _keep(self, name: str, value: Any, *, is_repeated: bool) -> None:
         tensor = as_tensor(value, name)

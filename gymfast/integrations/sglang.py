@@ -7,18 +7,27 @@ docs/integrations/sglang.md.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from gymfast.delta import inspect
 from gymfast.errors import ChainError, FormatError
 from gymfast.integrations.canonical import CanonicalCopy
+from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts_of_all
+from gymfast.integrations.rebind import require_class
+from gymfast.integrations.sglang_local import LocalCheckpoint
 from gymfast.integrations.sglang_messages import STATUS, Piece, Status, Update, to_numbers, unpack
-from gymfast.integrations.sglang_model import LiveModel, Loaded
+from gymfast.integrations.sglang_model import LiveModel, Loaded, Source
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
 from gymfast.sync.chain import EMPTY_ROOT
 
+_TAKES = {"update_weights_from_tensor": ("named_tensors", "load_format")}
+_UPDATERS = (
+    ("sglang.srt.model_executor.model_runner_components.weight_updater", "WeightUpdater"),
+    ("sglang.srt.model_executor.model_runner", "ModelRunner"),  # before 0.5.16
+)
 _log = logging.getLogger(__name__)
 
 
@@ -33,10 +42,19 @@ def load(model: Any, named_tensors: Sequence[tuple[str, Any]]) -> None:
     loader.receive(named_tensors)
 
 
-class Loader:
-    """Keeps the checkpoint of one model in CPU memory and loads what changed of it.
+def check_api() -> None:
+    """Raises GymfastError if this SGLang hands tensors to a loader in a way that is not known."""
+    from sglang.srt import model_executor
 
-    Once a load has failed, updates that are not full are refused. Not thread-safe.
+    folders = [Path(folder) for folder in model_executor.__path__]
+    is_new = any((folder / "model_runner_components").is_dir() for folder in folders)
+    require_class(*_UPDATERS[0 if is_new else 1], _TAKES)
+
+
+class Loader:
+    """Loads what changed of the checkpoint of one model: of a copy in CPU memory, or of files.
+
+    Once a load has failed, deltas are refused until all tensors were loaded. Not thread-safe.
     """
 
     def __init__(self, model: Any) -> None:
@@ -44,6 +62,7 @@ class Loader:
         self.status = Status("")
         self._model = LiveModel(model)
         self._copy = CanonicalCopy()
+        self._local = LocalCheckpoint()
         self._follows: InitRequest | None = None
         self._pieces = bytearray()
         answer_of_model = getattr(model, "get_weights_by_name", None)
@@ -66,7 +85,7 @@ class Loader:
             return
         action = record.action
         if isinstance(action, Piece):
-            _error_of(lambda: self._keep(action.offset, piece))  # the update finds too few bytes
+            error_of(lambda: self._keep(action.offset, piece))  # the update finds too few bytes
         elif isinstance(action, Update):
             self._update(record.update_id, action)
 
@@ -79,35 +98,59 @@ class Loader:
 
     def _update(self, update_id: str, update: Update) -> None:
         """Two steps, each ended by all ranks together: if one cannot follow, none loads."""
-        loaded = Loaded()
+        is_local, loaded = update.local is not None, Loaded()
+
+        def source() -> Source:
+            return self._local if is_local else self._copy
 
         def load_model() -> None:
             nonlocal loaded
-            loaded = self._model.load(self._copy, is_full=update.is_full)
+            loaded = self._model.load(source(), is_full=update.is_full)
 
-        errors = _of_all_ranks(_error_of(lambda: self._stage(update)))
+        errors = _of_all_ranks(text_of(error_of(lambda: self._stage(update))))
         if not any(errors):
-            errors = _of_all_ranks(_error_of(load_model))
+            errors = _of_all_ranks(text_of(error_of(load_model)))
             if any(errors):
-                self._model.flag(f"an update failed while it was loaded: {_first(errors)}")
+                self._model.flag(f"an update failed while it was loaded: {first_of(errors)}")
             else:
                 self._model.unflag()
         else:
-            self._refuse(errors, is_restored=update.is_restored)
-        self._pieces.clear()
+            self._refuse(errors, is_restored=update.is_restored, has_copy=not is_local)
+        is_flagged = bool(self._model.failure)
         self.status = Status(
-            update_id, _first(errors), bool(self._model.failure), self._copy.root, **asdict(loaded)
+            update_id, first_of(errors), is_flagged, source().root, **asdict(loaded)
         )
+        self._pieces.clear()
+        self._local.close()
 
-    def _refuse(self, errors: Sequence[str], *, is_restored: bool) -> None:
-        """Flags the model if it cannot go on as before; the errors are why nothing is loaded."""
-        if not all(errors):
-            self._model.flag(f"ranks hold different states: {_first(errors)}")
+    def _refuse(self, errors: Sequence[str], *, is_restored: bool, has_copy: bool = True) -> None:
+        """Flags the model if it cannot go on as before; the errors are why nothing is loaded.
+
+        With `has_copy` a rank without an error has a copy that went ahead.
+        """
+        if has_copy and not all(errors):
+            self._model.flag(f"ranks hold different states: {first_of(errors)}")
         elif is_restored and self._model.packing:
-            self._model.flag(f"weights were unpacked for a refused update: {_first(errors)}")
+            self._model.flag(f"weights were unpacked for a refused update: {first_of(errors)}")
 
     def _stage(self, update: Update) -> None:
-        """Brings the copy to the new state; the model is untouched."""
+        """Gets the new state ready to be loaded; the model is untouched."""
+        if self._model.packing and not update.is_restored:
+            raise ChainError(
+                f"{self._model.packing} may have packed the weights, and this SGLang cannot unpack "
+                "them: use a version with /begin_weight_update"
+            )
+        if update.local is None:
+            self._stage_copy(update)
+            self._local.forget()
+            return
+        self._local.open(update.local)
+        if self._follows is not None or self._copy.names:
+            self._copy.close()
+            self._copy, self._follows = CanonicalCopy(), None
+
+    def _stage_copy(self, update: Update) -> None:
+        """Brings the copy to the new state."""
         frame = None if update.frame_bytes is None else bytes(self._pieces)
         if frame is not None and len(frame) != update.frame_bytes:
             raise FormatError(
@@ -119,11 +162,6 @@ class Loader:
             raise ChainError(
                 f"the engine is flagged, send an anchor or a full update: {self._model.failure}"
             )
-        if self._model.packing and not update.is_restored:
-            raise ChainError(
-                f"{self._model.packing} may have packed the weights, and this SGLang cannot unpack "
-                "them: use a version with /begin_weight_update"
-            )
         if update.follow != self._follows:
             copy = (update.follow or InitRequest()).open()
             self._copy.close()
@@ -131,30 +169,10 @@ class Loader:
         UpdateRequest(version=update.version, frame=frame).carry_out(self._copy)
 
 
-def _error_of(work: Callable[[], None]) -> str:
-    """Why the work failed; empty if it did not."""
-    try:
-        work()
-    except Exception as error:  # noqa: BLE001 - all ranks have to hear of it, and SGLang must live
-        _log.exception("an update failed")
-        return f"{type(error).__name__}: {error}"
-    return ""
-
-
-def _first(errors: Sequence[str]) -> str:
-    return next((f"rank {rank}: {error}" for rank, error in enumerate(errors) if error), "")
-
-
 def _of_all_ranks(error: str) -> list[str]:
     """The errors of all ranks that share the model; each gives its own, at the same point."""
-    import torch
-
     try:
         from sglang.srt.distributed import get_tp_group
     except ImportError as missing:
         return [f"this SGLang is not known, gymfast knows 0.5.12 to 0.5.23: {missing}"]
-    group = get_tp_group()
-    errors = [error] * group.world_size
-    if group.world_size > 1:
-        torch.distributed.all_gather_object(errors, error, group=group.cpu_group)
-    return errors
+    return texts_of_all(error, [get_tp_group()])

@@ -6,6 +6,8 @@ See docs/integrations/sglang.md.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 from msgspec import structs
@@ -15,6 +17,7 @@ from gymfast.integrations.engine_http import EngineHttp
 from gymfast.integrations.sglang_messages import (
     STATUS,
     Confirm,
+    LocalVersion,
     Piece,
     Status,
     Update,
@@ -26,6 +29,10 @@ from gymfast.integrations.sglang_session import Group, Session
 from gymfast.integrations.update_request import InitRequest
 
 _MAX_STATUS_BYTES = 1 << 20
+
+
+class FlaggedError(ChainError):
+    """The engine is flagged: it must not run, and the next update has to load everything."""
 
 
 class SGLangClient:
@@ -53,6 +60,11 @@ class SGLangClient:
             raise ValueError(f"piece_bytes is {piece_bytes}, expected 1 or more")
         self._http = EngineHttp(url, api_key=api_key, timeout_s=timeout_s)
         self._pause, self._piece_bytes = pause, piece_bytes
+
+    @property
+    def url(self) -> str:
+        """The address of the server."""
+        return self._http.url
 
     def pull(self, follow: InitRequest, version: int, *, is_full: bool = False) -> Status:
         """What the engine did to take a version of a run; `is_full` heals a flagged engine.
@@ -82,6 +94,26 @@ class SGLangClient:
         update = Update(frame_bytes=len(frame), is_full=is_full)
         return self._update(update, weight_version, frame, group)
 
+    def session(self) -> Session:
+        """What the server is, asked before it is paused; for `load_local`.
+
+        Raises ChannelError for one that cannot be updated.
+        """
+        return Session(self._http)
+
+    def load_local(
+        self, session: Session, version: LocalVersion, *, flush_cache: bool = True
+    ) -> Status:
+        """What the engine did to load what its host has pulled.
+
+        The caller has paused the server and begun the session, and lets the server go on.
+        Raises FlaggedError, ChannelError if it must stay paused, another ChainError if the engine
+        refuses and its weights are as before.
+        """
+        update_id, update = secrets.token_hex(8), Update(local=version)
+        finish = _Finish(session.end, str(version.number), flush_cache)
+        return self._carry_out(session, update_id, update, finish)
+
     def status(self) -> Status:
         """What became of the newest update; with data-parallel attention each group tells it.
 
@@ -96,15 +128,21 @@ class SGLangClient:
     def _update(
         self, update: Update, weight_version: str, frame: bytes, group: Group | None = None
     ) -> Status:
-        session = Session(self._http, self._pause)
+        session = Session(self._http)
+        session.open(self._pause)
         update_id = secrets.token_hex(8)
-        session.open()
         for offset in range(0, len(frame), self._piece_bytes):
             piece = frame[offset : offset + self._piece_bytes]
             if group is None:
                 session.send(pack(update_id, Piece(offset), piece))
             else:
                 session.broadcast(named_tensors(update_id, Piece(offset), piece), group)
+        finish = _Finish(session.close, weight_version)
+        return self._carry_out(session, update_id, update, finish)
+
+    def _carry_out(
+        self, session: Session, update_id: str, update: Update, finish: _Finish
+    ) -> Status:
         update = structs.replace(update, is_restored=session.is_restored)
         session.send(pack(update_id, update))
         status = self.status()
@@ -115,10 +153,21 @@ class SGLangClient:
             )
         if not status.error:
             confirm = pack(update_id, Confirm())
-            session.send(confirm, flush_cache=True, weight_version=weight_version)
-        if not status.is_flagged:  # what is flagged must neither be packed nor run
-            session.close()
+            session.send(
+                confirm, flush_cache=finish.flush_cache, weight_version=finish.weight_version
+            )
+        if status.is_flagged:  # it must neither be packed nor run
+            raise FlaggedError(f"{self._http.url} is flagged and stays paused: {status.error}")
+        finish.close()
         if status.error:
-            outcome = "is flagged and stays paused" if status.is_flagged else "goes on as before"
-            raise ChainError(f"{self._http.url} {outcome}: {status.error}")
+            raise ChainError(f"{self._http.url} goes on as before: {status.error}")
         return status
+
+
+@dataclass(frozen=True)
+class _Finish:
+    """How an update ends that worked, or left the weights as they were."""
+
+    close: Callable[[], None]
+    weight_version: str
+    flush_cache: bool = True

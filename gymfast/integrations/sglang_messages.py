@@ -16,7 +16,7 @@ from gymfast.errors import FormatError
 from gymfast.integrations.update_request import InitRequest
 
 LOADER = "gymfast.integrations.sglang.load"
-PROTOCOL = 1
+PROTOCOL = 2
 RECORD = "gymfast.record"
 PIECE = "gymfast.piece"
 STATUS = "gymfast.status"
@@ -29,8 +29,20 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece"
     offset: int
 
 
+class LocalVersion(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A version that the engine's host has pulled into a directory, a whole checkpoint.
+
+    `source` holds the version directories. Numbers of one `run` tell what follows on what.
+    """
+
+    checkpoint: str
+    source: str
+    run: str
+    number: int
+
+
 class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="update"):
-    """Bring the copy to a version of a run, or apply the frame that came in pieces; then load.
+    """Load a version of a run, or the frame that came in pieces, or what the host has pulled.
 
     With `is_full` all tensors are loaded, which heals a flagged engine. `is_restored` says that the
     server has unpacked its weights, so that all of them have to be loaded.
@@ -39,6 +51,7 @@ class Update(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="updat
     follow: InitRequest | None = None
     version: int | None = None
     frame_bytes: int | None = None
+    local: LocalVersion | None = None
     is_full: bool = False
     is_restored: bool = False
 

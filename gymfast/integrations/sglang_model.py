@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from gymfast.errors import ChainError, CoverageError, GymfastError
 from gymfast.integrations.canonical import CanonicalCopy
@@ -24,6 +24,27 @@ class Loaded:
     num_tensors: int = 0
     num_changed: int = 0
     num_loaded: int = 0
+
+
+class Source(Protocol):
+    """Where the tensors of a checkpoint come from: a copy in memory, or files."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all tensors."""
+
+    @property
+    def root(self) -> str:
+        """Which state it holds, for people."""
+
+    def changed(self) -> list[str]:
+        """Names of tensors that are not those that the model holds."""
+
+    def tensors(self, names: Iterable[str], sample: Any) -> Iterable[tuple[str, Any]]:
+        """Pairs of name and tensor of the sort of `sample`."""
+
+    def mark_loaded(self) -> None:
+        """The model holds all of it now."""
 
 
 class LiveModel:
@@ -51,21 +72,21 @@ class LiveModel:
                 return "use_intel_amx_backend"
         return ""
 
-    def load(self, copy: CanonicalCopy, *, is_full: bool) -> Loaded:
-        """Loads what changed of the copy, with all that is fused with it, or everything.
+    def load(self, source: Source, *, is_full: bool) -> Loaded:
+        """Loads what changed of the source, with all that is fused with it, or everything.
 
         Raises what the model raises, CoverageError for parameters that got no tensor, GymfastError
         for parameters that moved. Then the model may hold anything.
         """
         import torch
 
-        names, changed, before = copy.names, copy.changed(), sample_of(self._model)
+        names, changed, before = source.names, source.changed(), sample_of(self._model)
         is_plain = not self.packing
         is_known = is_plain and names == self._names and before == self._sample and not self.failure
         chosen = fused_names(names, changed) if is_known and not is_full else list(names)
         if chosen:
             with torch.no_grad():
-                filled = self._model.load_weights(self._tensors(copy, chosen))
+                filled = self._model.load_weights(self._tensors(source, chosen))
             if torch.accelerator.is_available():
                 torch.accelerator.synchronize()  # errors of copies belong to this update
             if is_plain and len(chosen) == len(names):
@@ -73,8 +94,8 @@ class LiveModel:
         self._sample, self._names = sample_of(self._model), names
         if lost := moved(before, self._sample):
             raise GymfastError(f"SGLang moved {len(lost)} parameters to other memory: {lost[:3]}")
-        copy.mark_loaded()
-        _log.info("state %s is live: %d tensors loaded", copy.root[:16], len(chosen))
+        source.mark_loaded()
+        _log.info("state %s is live: %d tensors loaded", source.root[:16], len(chosen))
         return Loaded(len(names), len(changed), len(chosen))
 
     def flag(self, failure: str) -> None:
@@ -96,12 +117,13 @@ class LiveModel:
             if self._own_forward is not None:
                 self._model.forward = self._own_forward
 
-    def _tensors(self, copy: CanonicalCopy, names: Iterable[str]) -> Iterable[tuple[str, Any]]:
+    def _tensors(self, source: Source, names: Iterable[str]) -> Iterable[tuple[str, Any]]:
         import torch
 
         is_cpu = next(self._model.parameters()).device.type == "cpu"
-        for name, tensor in copy.tensors(names, torch.empty(0)):
-            yield name, tensor.clone() if is_cpu else tensor  # a loader may keep what it is given
+        may_change = is_cpu and isinstance(source, CanonicalCopy)
+        for name, tensor in source.tensors(names, torch.empty(0)):
+            yield name, tensor.clone() if may_change else tensor  # a loader may keep what it gets
 
     def _require_all(self, filled: Collection[str] | None) -> None:
         if filled is None:

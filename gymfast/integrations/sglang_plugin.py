@@ -1,6 +1,6 @@
-"""The distributed path of SGLang: pieces of frames arrive by a broadcast instead of over HTTP.
+"""Hooks in SGLang: pieces of frames that arrive by a broadcast, and updates of released weights.
 
-SGLang finds it by the entry point `sglang.srt.plugins`. See docs/integrations/sglang.md.
+SGLang finds them by the entry point `sglang.srt.plugins`. See docs/integrations/sglang.md.
 """
 
 from __future__ import annotations
@@ -11,15 +11,17 @@ from typing import Any
 from gymfast.integrations.sglang_messages import LOADER, RECORD
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
+MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
 _Loaded = tuple[bool, str]
 
 
 def register() -> None:
-    """Puts the hook around the method that loads what was received, in each process of SGLang."""
+    """Puts the hooks around the methods that load and that begin, in each process of SGLang."""
     from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 
     target = f"{UPDATER}.load_weights_from_distributed"
     HookRegistry.register(target, load_received, HookType.AROUND)
+    HookRegistry.register(f"{MANAGER}.begin_weight_update", begin_awake, HookType.AROUND)
 
 
 def load_received(
@@ -32,3 +34,14 @@ def load_received(
         return False, f"the server was started without --custom-weight-loader {LOADER}: add it"
     loaded: _Loaded = updater.update_weights_from_tensor(named_tensors, load_format=LOADER)
     return loaded
+
+
+def begin_awake(original: Callable[..., Any], manager: Any, request: Any) -> Any:
+    """What SGLang answers; a refusal where our loader would write to memory that was released."""
+    updater = manager.tp_worker.model_runner.weight_updater
+    if "weights" not in manager.offload_tags or LOADER not in updater.custom_weight_loaders:
+        return original(manager, request)
+    from sglang.srt.managers.io_struct import BeginWeightUpdateReqOutput
+
+    text = "the weights are asleep: wake them (POST /resume_memory_occupation), then repeat it"
+    return BeginWeightUpdateReqOutput(success=False, message=text)

@@ -1,4 +1,4 @@
-"""One update of an SGLang server, from the pause to the resume."""
+"""One update of an SGLang server: how it is paused, made loadable, told, and let go on."""
 
 from __future__ import annotations
 
@@ -20,27 +20,44 @@ class Group:
     process_group: Any
 
 
-class Session:
-    """From pause to resume; how SGLang wants it depends on its version, which is found out."""
+class RefusedError(ChannelError):
+    """A server that answered that it cannot make its weights loadable: they are as before."""
 
-    def __init__(self, http: EngineHttp, pause: str) -> None:
+
+class Session:
+    """One update of a server; how SGLang wants it depends on its version, which is found out."""
+
+    def __init__(self, http: EngineHttp) -> None:
         """Asks the server what it is. Raises ChannelError for one that cannot be updated."""
-        self._http, self._pause = http, pause
+        self._http = http
         self._protocol: Literal["session", "post_process", "plain"] = "plain"
         info = http.require("/server_info")
         self._num_ranks = _num_ranks(http.url, info)
+        self.has_draft = bool(info.get("speculative_algorithm"))
 
     @property
     def is_restored(self) -> bool:
         """True if the server unpacked what it had packed."""
         return self._protocol != "plain"
 
-    def open(self) -> None:
+    def open(self, pause: str) -> None:
         """Pauses the server and makes its weights loadable.
 
-        Raises ChannelError for a version that cannot do that; the server then goes on.
+        Raises RefusedError for a version that cannot do that; the server then goes on. Raises
+        ChannelError if it is not known what the server did; it then stays paused.
         """
-        self._http.require("/pause_generation", {"mode": self._pause})
+        self._http.require("/pause_generation", {"mode": pause})
+        try:
+            self.begin()
+        except RefusedError:
+            self._http.require("/continue_generation", {})
+            raise
+
+    def begin(self) -> None:
+        """Makes the weights of a paused server loadable.
+
+        Raises RefusedError for a version that cannot do that, ChannelError if it does not answer.
+        """
         begun = self._http.call("/begin_weight_update", {"selector": "target"})
         if begun.is_success or "already open" in begun.text:  # left open by an update that failed
             self._protocol = "session"
@@ -52,8 +69,8 @@ class Session:
                 return
             if begun.code == 404:  # the loader refuses if there is anything to unpack
                 return
-        self._http.require("/continue_generation", {})
-        raise ChannelError(
+        kind = RefusedError if begun.code < 500 else ChannelError  # a proxy: it may be half done
+        raise kind(
             f"{self._http.url} cannot make its weights loadable, the answer was {begun.code}: "
             f"{begun.text}; gymfast knows SGLang 0.5.12 to 0.5.23"
         )
@@ -99,12 +116,16 @@ class Session:
         for work in works:
             work.wait()
 
-    def close(self) -> None:
-        """Makes the weights usable and lets the server go on. Raises ChannelError."""
+    def end(self) -> None:
+        """Makes the weights usable; the server stays paused. Raises ChannelError."""
         if self._protocol == "session":
             self._http.require("/end_weight_update", {})
         elif self._protocol == "post_process":
             self._http.require("/post_process_weights", _post_process(is_before=False))
+
+    def close(self) -> None:
+        """Makes the weights usable and lets the server go on. Raises ChannelError."""
+        self.end()
         self._http.require("/continue_generation", {})
 
 

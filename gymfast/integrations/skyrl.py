@@ -62,8 +62,14 @@ def main() -> None:
 
 def install() -> None:
     """Puts gymfast in the place of SkyRL's `delta` in this worker process. Raises GymfastError."""
-    require_class(_MODULE, "DeltaWeightTransferSender", SENDER)
+    check_api()
     replace_class(_MODULE, "DeltaTransferStrategy", STRATEGY, make_strategy)
+
+
+def check_api() -> None:
+    """Raises GymfastError if the delta sync of this SkyRL is not the known one."""
+    require_class(_MODULE, "DeltaWeightTransferSender", SENDER)
+    require_class(_MODULE, "DeltaTransferStrategy", STRATEGY)
 
 
 def make_strategy(base: Any) -> type:
@@ -85,27 +91,23 @@ class InitInfo:
     override_existing_receiver: bool
 
     def for_servers(self, world_size_per_server: int, num_servers: int, dp_size: int) -> list[Any]:
-        """One for each server."""
         del world_size_per_server, dp_size
         return [self] * num_servers
 
     def to_api_payload(self) -> dict[str, Any]:
-        """The init info of our engine in vLLM."""
         return asdict(self.follow)
 
 
-def create_init_info(ie_cfg: Any, **others: object) -> InitInfo:
+def create_init_info(ie_cfg: Any, **_others: object) -> InitInfo:
     """Store and run from `delta_weight_sync.sync_dir`: the run is the last part of the path.
 
-    Raises ValueError for settings that do not fit, and what `open_store` raises.
+    Raises ValueError for settings or a store that do not fit, and what `open_store` raises.
     """
-    del others
     sync_dir = getattr(ie_cfg.delta_weight_sync, "sync_dir", "")
     store, _, run = sync_dir.rstrip("/").rpartition("/")
     if not store or not run:
         raise ValueError(
-            f"{_SETTINGS}.delta_weight_sync.sync_dir is {sync_dir!r}, expected FOLDER/RUN, where "
-            "trainer and engines share the folder"
+            f"{_SETTINGS}.delta_weight_sync.sync_dir is {sync_dir!r}, expected FOLDER/RUN"
         )
     open_store(store)
     transfer = (ie_cfg.engine_init_kwargs or {}).get("weight_transfer_config")
@@ -114,7 +116,7 @@ def create_init_info(ie_cfg: Any, **others: object) -> InitInfo:
             f"{_SETTINGS}.engine_init_kwargs.weight_transfer_config is {transfer}, expected "
             f"{ {'backend': BACKEND} }: other engines cannot read the run"
         )
-    return InitInfo(InitRequest(store, run), not ie_cfg.run_engines_locally)
+    return InitInfo(InitRequest(store, run).require_shared(), not ie_cfg.run_engines_locally)
 
 
 class GymfastSender:
@@ -138,7 +140,7 @@ class GymfastSender:
         """Publishes while the engines generate, then pauses them for the update.
 
         Called on all ranks, and fails on all of them. Raises what `RunStream.publish` raises,
-        ChainError if an engine failed: generation stays paused until a later call succeeds.
+        ChainError if an engine failed: once it was paused, it stays so until a call succeeds.
         """
         del weight_metadata
         ranks = torch_ranks()
@@ -165,10 +167,10 @@ class GymfastSender:
             drain(stream)
 
     async def _update(self, version: int, reset_prefix_cache: bool) -> None:
-        client = self._client
-        try:
-            # An engine that started again follows no run yet.
+        client, generation = self._client, "is as it was"
+        try:  # first of all the run: an engine that started again follows none yet
             await client.init_weight_update_communicator(self._init_info)
+            generation = "stays paused until a weight sync succeeds"
             await client.pause_generation()
             await client.start_weight_update(is_checkpoint_format=False)
             await client.update_named_weights({"version": version})
@@ -181,7 +183,7 @@ class GymfastSender:
             _log.warning("version %d: %s; closing the update: %s", version, error, ended[0])
             raise ChainError(
                 f"version {version} is published, but not every engine took it: {error}; "
-                "generation stays paused until a weight sync succeeds"
+                f"generation {generation}"
             ) from error
         await client.resume_generation()
 

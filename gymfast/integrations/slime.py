@@ -16,12 +16,14 @@ from typing import Any
 from gymfast.errors import GymfastError
 from gymfast.integrations import slime_broadcast
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
+from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.patience import Patience
 from gymfast.integrations.rank_encoder import Add
-from gymfast.integrations.rebind import replace_class
+from gymfast.integrations.rebind import replace_class, require_class
 from gymfast.integrations.store_mirror import StoreMirror
 
 _MODULE = "slime.backends.megatron_utils.update_weight.update_weight_from_disk_delta"
+_CLASS = "UpdateWeightFromDiskDelta"
 _CONSTRUCTOR = ("args", "model", "weights_getter", "model_name", "quantization_config")
 _CONNECT = (
     *("rollout_engines", "rollout_engine_lock"),
@@ -61,7 +63,7 @@ def install(args: Any) -> None:
     """
     if args.update_weight_mode == "delta":
         check_options(args)
-        replace_class(_MODULE, "UpdateWeightFromDiskDelta", EXPECTED, make_updater)
+        replace_class(_MODULE, _CLASS, EXPECTED, make_updater)
         return
     check_options(args, slime_broadcast.OPTIONS)
     slime_broadcast.check_values(args)
@@ -82,6 +84,11 @@ def install(args: Any) -> None:
         EXPECTED_DISTRIBUTED,
         slime_broadcast.derive_broadcast_updater,
     )
+
+
+def check_api() -> None:
+    """Raises GymfastError if the updater of this slime is not the known one."""
+    require_class(_MODULE, _CLASS, EXPECTED)
 
 
 def post_write(args: Any, path: str, engines: Sequence[Any]) -> None:  # noqa: ARG001 - of slime
@@ -130,7 +137,7 @@ def make_updater(base: Any) -> type:
     from slime.utils.distributed_utils import get_gloo_group
     from slime.utils.misc import load_function
 
-    return derive_updater(base, Framework(get_gloo_group, load_function, _walk))
+    return derive_updater(base, Framework(get_gloo_group, load_function, _walk, Address("get_url")))
 
 
 def _walk(updater: Any, add: Add) -> None:

@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from gymfast.delta.files import os_errors
 from gymfast.delta.hf_delta.packed_file import check_of, pack_file
@@ -36,6 +39,11 @@ _LOCK_FILE = ".gymfast-lock"
 _LAYOUT = b"gymfast-versions-2 "
 _CONTENTS = "contents"
 _log = logging.getLogger(__name__)
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+    metadata: dict[str, Any] | None = None
 
 
 class StoreMirror:
@@ -124,9 +132,9 @@ class StoreMirror:
         wanted = set(self._patience.wait(partial(self._contents, path.name)))
         if INDEX_NAME in wanted:
             num_bytes = self._fetch_file(path.name, partial_path / INDEX_NAME)
-            index = json.loads((partial_path / INDEX_NAME).read_bytes())
-            files = set(index["weight_map"].values())
-            is_delta = "delta_encoding" in index.get("metadata", {})
+            index = _read_index(partial_path / INDEX_NAME, path.name)
+            files = set(index.weight_map.values())
+            is_delta = "delta_encoding" in (index.metadata or {})
             wanted = files if is_delta else (wanted | files) - {INDEX_NAME}
         for name in sorted(wanted):
             if not is_plain(name, ""):
@@ -184,6 +192,15 @@ class StoreMirror:
 
     def _key(self, version: str, name: str) -> str:
         return f"{self._run}/{version}/{name}.packed"
+
+
+def _read_index(path: Path, version: str) -> _Index:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Index)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise FormatError(
+            f"{version}: {INDEX_NAME} is no index of a version ({error}): publish it again"
+        ) from error
 
 
 def _is_whole(names: list[str]) -> bool:

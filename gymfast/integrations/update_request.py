@@ -6,11 +6,11 @@ import base64
 import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from gymfast.errors import FormatError
 from gymfast.integrations.canonical import CanonicalCopy, bucket_of
+from gymfast.sync.key_file import read_key_file
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,12 @@ class InitRequest:
         if bool(self.store) != bool(self.run):
             raise ValueError(f"store is {self.store!r} and run {self.run!r}: name both or neither")
 
+    def require_shared(self) -> InitRequest:
+        """The request itself. Raises ValueError for a store that no other process can see."""
+        if self.store.lower().startswith("memory:"):
+            raise ValueError(f"store is {self.store!r}, which no engine can see: use file:/PATH")
+        return self
+
     def open(self) -> CanonicalCopy:
         """An empty copy that follows the run. Raises what `Subscriber` raises, OSError."""
         if not self.store:
@@ -36,7 +42,7 @@ class InitRequest:
             self.run,
             staging_dir=self.staging_dir,
             timeout_s=self.timeout_s,
-            key=Path(self.key_file).read_bytes() if self.key_file else None,
+            key=read_key_file(self.key_file) if self.key_file else None,
         )
 
 

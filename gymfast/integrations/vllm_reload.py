@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from gymfast.errors import CoverageError
+from gymfast.errors import ChainError, CoverageError
 from gymfast.integrations.load_groups import LoadGroup
 
 TensorsOf = Callable[[Iterable[str], Any], Iterable[tuple[str, Any]]]
@@ -23,6 +23,17 @@ class LayerwiseReload:
         self._model, self._config = model, model_config
         self._device = next(model.parameters()).device
         self._is_cpu = self._device.type == "cpu"
+
+    def require_awake(self) -> None:
+        """Raises ChainError while a sleep of vLLM has the weights: their memory is not there."""
+        from vllm.device_allocator.cumem import CuMemAllocator
+
+        held = {} if CuMemAllocator.instance is None else CuMemAllocator.instance.pointer_to_data
+        if any(data.tag == "weights" and _is_asleep(data) for data in held.values()):
+            raise ChainError(
+                "the engine is asleep, its weights have no memory: wake it (POST /wake_up, or tags "
+                "with 'weights'), then repeat the update"
+            )
 
     def load(
         self, groups: Sequence[LoadGroup], tensors_of: TensorsOf, *, is_all: bool
@@ -111,6 +122,12 @@ class LayerwiseReload:
             owner = self._model.get_submodule(name.rpartition(".")[0])
             if owners.setdefault(id(parameter), owner) is not owner:
                 owner.quant_method.process_weights_after_loading(owner)
+
+
+def _is_asleep(data: Any) -> bool:
+    asleep = getattr(data, "is_asleep", None)
+    # vLLM 0.24 shows level 1 only, by the copy that it keeps.
+    return data.cpu_backup_tensor is not None if asleep is None else bool(asleep)
 
 
 def _require_all(expected: set[str], loaded: Sequence[LoadGroup]) -> None:

@@ -56,7 +56,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return FileStore(_file_path(text, rest))
     if scheme in _PLANNED:
         raise MissingDependencyError(
-            f"store '{text}': '{scheme}:' is not in this version; it comes with "
+            f"store '{text}': '{scheme}:' is not in this version; it is planned as the extra "
             f"{_PLANNED[scheme]}. Use file:/PATH or memory:NAME"
         )
     raise ValueError(

@@ -217,8 +217,17 @@ class FileStore:
         with self._lock:
             self._settled.add(identity)
 
+    def _file_in_the_way(self) -> Path | None:
+        """The root, or the folder above it, that is a file; None if there is none."""
+        paths = (self.root, *self.root.parents)
+        return next((path for path in paths if path.exists() and not path.is_dir()), None)
+
     def _error(self, operation: str, key: str, error: OSError, writing: bool) -> StoreError:
         where = f"{operation} '{key}' in {self.url}"
+        if writing and isinstance(error, NotADirectoryError) and (file := self._file_in_the_way()):
+            return StoreError(
+                f"{where}: {file} is a file, and a store is a folder [ENOTDIR]: name another path"
+            )
         is_absent = isinstance(error, FileNotFoundError | IsADirectoryError | NotADirectoryError)
         if is_absent and not writing:
             return NotFoundError(f"{where}: no such object")

@@ -241,7 +241,7 @@ def _target(
     if lowest is not None and target < lowest:
         raise ChainError(
             f"version {target} is older than version {lowest} held here: rollback is refused; "
-            "start a reader from scratch to go back"
+            "to go back start a reader from scratch, in a new place"
         )
     return target
 

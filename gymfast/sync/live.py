@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -19,10 +21,11 @@ from gymfast.channels.base import Channel
 from gymfast.channels.control import Control
 from gymfast.channels.stream import receive_stream, send_stream
 from gymfast.channels.transfer import BucketTransfer
+from gymfast.channels.troubles import heeding
 from gymfast.delta import Encoder, State, Tensor, apply
 from gymfast.delta.encode import Profile
 from gymfast.delta.memory import CPU
-from gymfast.delta.state import gather
+from gymfast.delta.state import gather, num_threads
 from gymfast.delta.tensors import Weights
 from gymfast.errors import ChannelError, ChecksumError, CoverageError
 from gymfast.sync.density import sampled_density
@@ -30,6 +33,7 @@ from gymfast.sync.density import sampled_density
 Kind = Literal["delta", "full"]
 DEFAULT_BUCKET_BYTES = 4 << 20
 DEFAULT_MAX_DENSITY = 0.25
+DEFAULT_DELTA_BUCKET_BYTES = 1 << 20
 _Work = Callable[[], int]
 
 
@@ -79,23 +83,15 @@ class _Side:
     def _try(self, work: _Work) -> tuple[int, Exception | None]:
         """Runs this rank's part; a failure before it is through ends its rounds and is told."""
         control, self._is_through = self._control, False
-        control.on_trouble = self._on_trouble
         try:
-            return work(), None
+            with heeding(control, self._channel, (0,)):
+                return work(), None
         except Exception as error:  # noqa: BLE001 - raised when all ranks know of it
             if not self._is_through:
                 words = f"{type(error).__name__}: {error}"
                 self._channel.abort(words)
                 control.trouble(words)
             return 0, error
-        finally:
-            control.on_trouble = None
-
-    def _on_trouble(self, rank: int, text: str) -> None:
-        if rank == 0 or not self._channel.survives_loss:
-            self._channel.abort(f"rank {rank}: {text}")
-            if self._control.rank == 0:
-                self._control.trouble(f"rank {rank}: {text}")
 
     def _acknowledge(self, root: str, failure: Exception | None) -> dict[int, str]:
         """Who does not hold the version of rank 0, and why."""
@@ -128,10 +124,13 @@ class LivePublisher(_Side):
         threads: int | None = None,
         max_density: float = DEFAULT_MAX_DENSITY,
         bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        delta_bucket_bytes: int = DEFAULT_DELTA_BUCKET_BYTES,
         timeout_s: float = 60.0,
     ) -> None:
         """A publisher that holds nothing: its first version is a full one.
 
+        Buckets of a delta are sent whole, however little the last one holds, and leave when they
+        are full: small ones end sooner. Over a long round trip see docs/transfer.md.
         More than `max_density` of changed units, by a sample, make a full version.
         Raises ValueError on another rank than 0, or for a density out of range.
         """
@@ -142,6 +141,7 @@ class LivePublisher(_Side):
         super().__init__(control, channel, bucket_bytes, timeout_s)
         self._profile, self._backend, self._threads = profile, backend, threads
         self._max_density = max_density
+        self._delta_bucket_bytes = min(bucket_bytes, delta_bucket_bytes)
         self._encoder: Encoder | None = None
         self.version = -1
         """The newest version that a receiver holds."""
@@ -159,7 +159,8 @@ class LivePublisher(_Side):
         held = control.gather("", self._timeout_s)
         kind = self._kind(weights, [root for rank, root in held.items() if rank != 0])
         specs = [[n, t.dtype, list(t.shape), t.num_bytes] for n, t in tensors.items()]
-        offer = [kind, version, self._bucket_bytes, specs if kind == "full" else []]
+        bucket_bytes = self._bucket_bytes if kind == "full" else self._delta_bucket_bytes
+        offer = [kind, version, bucket_bytes, specs if kind == "full" else []]
         control.share(offer, self._timeout_s)
         self._lap("ask")
         sent_bytes, failure = self._try(
@@ -199,18 +200,23 @@ class LivePublisher(_Side):
 
     def _send_delta(self, weights: Weights) -> int:
         sections = self._require_encoder().encode(weights)
-        return send_stream(self._channel, sections, self._bucket_bytes)
+        return send_stream(self._channel, sections, self._delta_bucket_bytes)
 
     def _send_full(self, tensors: Mapping[str, Tensor]) -> int:
-        """Sends all bytes from where they are, and makes the snapshot of them."""
+        """Sends all bytes from where they are, and makes the snapshot of them meanwhile."""
         share = [BucketTensor(n, t.dtype, t.shape, t.num_bytes) for n, t in tensors.items()]
         transfer = BucketTransfer(
             self._control, self._channel, {0: share}, self._bucket_bytes, timeout_s=self._timeout_s
         )
         on_host = {n: t if t.place == CPU else t.copy(CPU) for n, t in tensors.items()}
-        transfer.run(self.version + 1, {n: t.data for n, t in on_host.items()})
-        self._is_through = True
-        state = State.copy_of(tensors, backend=self._backend, threads=self._threads)
+        copy = partial(State.copy_of, tensors, backend=self._backend, threads=self._threads)
+        is_on_host = all(tensor.place == CPU for tensor in tensors.values())
+        with ThreadPoolExecutor(1, "gymfast-snapshot") as pool:
+            # Only the calling thread has the stream on which tensors of a GPU are ready.
+            copying = pool.submit(copy) if is_on_host else None
+            transfer.run(self.version + 1, {n: t.data for n, t in on_host.items()})
+            self._is_through = True
+            state = copying.result() if copying else copy()
         self._encoder = Encoder(state, profile=self._profile)
         return transfer.num_bytes
 
@@ -268,7 +274,6 @@ class LiveSubscriber(_Side):
         num_bytes, failure = self._try(
             lambda: self._take_delta() if kind == "delta" else self._take_full(version, specs)
         )
-        self._lap("receive")
         root = self._held() if failure is None else ""
         failed = self._acknowledge(root, failure)
         self._lap("acknowledge")
@@ -295,10 +300,13 @@ class LiveSubscriber(_Side):
         for part in receive_stream(self._channel, 0, self._bucket_bytes):
             frame += part
         self._is_through = True
+        self._lap("receive")
         assert self._state is not None, "a delta needs a base"
         apply(self._state, frame)
+        self._lap("apply")
         if self._verify_all:
             self._state.verify()
+            self._lap("verify")
         return len(frame)
 
     def _take_full(self, version: int, specs: list[Any]) -> int:
@@ -311,13 +319,17 @@ class LiveSubscriber(_Side):
         )
         transfer.run(version, staged, refusal=refusal)
         self._is_through = True
+        self._lap("receive")
         if not self._weights:
             self._weights.update({t.name: Tensor(t.dtype, t.shape, staged[t.name]) for t in share})
         else:
             self._state = None  # from here on the weights may be anything
-            for name, tensor in gather(self._weights).items():
-                tensor.data[:] = staged[name]
+            targets = gather(self._weights)
+            with ThreadPoolExecutor(num_threads(self._options["threads"])) as pool:
+                # Consumed, so that an error in a thread is raised here.
+                list(pool.map(lambda name: np.copyto(targets[name].data, staged[name]), targets))
         self._state = State.attach(self._weights, **self._options)
+        self._lap("apply")
         return transfer.num_bytes
 
     def _refusal(self, share: list[BucketTensor]) -> CoverageError | None:

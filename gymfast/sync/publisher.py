@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gymfast.delta.encode import Profile
 from gymfast.delta.state import SnapshotPlace
@@ -143,10 +143,15 @@ class Publisher:
 
         `version` is checked, not chosen, once the run has a version. `anchor` asks for a full
         frame. `advance` is told bytes encoded and to encode.
-        Raises ConflictError if a newer publisher is in charge, ValueError for weights or a version
-        that cannot be published, BudgetError, StoreError and DeadlineError. Then nothing is
-        committed, or (if the answer of the store was lost) the next publish finds out.
+        Raises ConflictError if a newer publisher is in charge, TypeError or ValueError for weights
+        or a version that cannot be published, BudgetError, StoreError and DeadlineError. Then
+        nothing is committed, or (if the answer of the store was lost) the next publish finds out.
         """
+        if not isinstance(weights, Mapping):
+            raise TypeError(
+                f"weights are a {type(weights).__name__}, expected a mapping of names to tensors, "
+                "as state_dict() of a torch module gives"
+            )
         for _ in range(_MAX_ROUNDS):
             report = self._publish_once(weights, version, anchor, advance)
             if report is not None:

@@ -206,11 +206,13 @@ class Subscriber:
         Raises DeadlineError if it does not appear in time.
         """
         deadline = Deadline(self._clock, timeout_s)
+        newest: int | None = None
         for _ in deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
             newest = self.poll()
             if newest is not None and newest >= version:
                 return
-        deadline.require(f"waiting for version {version} of run '{self._keys.run}'")
+        found = "none is published" if newest is None else f"the newest is {newest}"
+        deadline.require(f"waiting for version {version} of run '{self._keys.run}' ({found})")
 
     def close(self) -> None:
         """Gives lease, staging and target back."""

@@ -73,6 +73,25 @@ def test_a_rank_that_dies_is_lost_at_once_and_comes_again(controls: Controls) ->
     assert in_threads(*(lambda c=c: c.share("again", 5) for c in controls.all)) == ["again"] * 4
 
 
+def test_trouble_since_the_last_collective_call_is_told_to_whoever_watches_later(
+    controls: Controls,
+) -> None:
+    hub, one = controls.all[:2]
+    one.trouble("of an earlier call")
+    in_threads(*(partial(c.gather, None, 5) for c in controls.all))
+    in_threads(*(partial(c.share, None, 5) for c in controls.all))
+    one.trouble("out of memory")
+    in_threads(partial(one.gather, None, 5))  # comes behind it on the same line
+    deadline_s = time.monotonic() + 5
+    while not hub._values and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    told: list[tuple[int, str]] = []
+    with hub.watching(lambda rank, text: told.append((rank, text))):
+        assert told == [(1, "out of memory")]
+    with hub.watching(lambda rank, text: told.append((rank, text))):
+        assert len(told) == 1
+
+
 def test_a_lost_hub_is_an_error_on_all_others(controls: Controls) -> None:
     controls.hub.close()
     errors = in_threads(*(lambda c=c: c.share(None, 30) for c in controls.all[1:]))

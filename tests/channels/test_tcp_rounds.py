@@ -111,3 +111,30 @@ def test_stripes_are_the_memory_in_parts(streams: int, size: int) -> None:
     parts = stripes_of(memory, streams)
     assert len(parts) == streams
     assert b"".join(parts) == memory
+
+
+def test_a_rank_that_calls_from_further_behind_is_served() -> None:
+    root = Rounds(0, 3, fanout=1, streams=1)
+    memory = bytearray(4)
+    root.begin([Slot(0, memory)])
+    assert root.adopt(0, 2) == [Put(Line(0, 2, 0), (0, 0), memoryview(memory))]
+    assert root.adopt(0, 2) == []
+    assert root.answered(Line(0, 2, 0), (0, 0)) == []
+    assert root.num_left == 1  # the rank between may live
+    root.lose(1, "it died")
+    assert root.num_left == 0
+    assert [put.line.rank for put in root.begin([Slot(0, memory)])] == [2]
+
+
+def test_ranks_nearer_to_the_root_are_more_patient() -> None:
+    parts = []
+    for rank in range(4):
+        rounds = Rounds(rank, 5, fanout=1, streams=1)
+        rounds.begin([Slot(0, bytearray(4))])
+        rounds.received(0, 0, (0, 0))
+        parts.append(rounds.patience())
+    assert parts == sorted(parts, reverse=True)
+    assert all(0.5 < part < 1 for part in parts)
+    waiting = Rounds(3, 5, fanout=1, streams=1)
+    waiting.begin([Slot(0, bytearray(4))])
+    assert waiting.patience() == 1

@@ -177,6 +177,13 @@ def test_env_lists_every_back_end_and_what_a_missing_one_needs(gymfast, monkeypa
     )
 
 
+def test_env_says_what_a_wrong_instruction_set_should_be(gymfast_process) -> None:
+    environment = os.environ | {"GYMFAST_CPU": "AVX2"}
+    result = gymfast_process("env", env=environment)
+    assert result.code == 0
+    assert f"GYMFAST_CPU is 'AVX2', expected one of {', '.join(_core.cpu_targets())}" in result.out
+
+
 def test_an_unknown_variable_warns_with_the_nearest_name(gymfast, monkeypatch) -> None:
     monkeypatch.setenv("GYMFAST_THREAD", "3")
     result = gymfast("env", "--json")
@@ -186,7 +193,7 @@ def test_an_unknown_variable_warns_with_the_nearest_name(gymfast, monkeypatch) -
 
 def test_every_variable_in_the_source_is_in_the_table() -> None:
     files = [*ROOT.glob("gymfast/**/*.py"), *ROOT.glob("csrc/**/*.[ch]*")]
-    found = {name for f in files for name in re.findall(r"\bGYMFAST_[A-Z]+\b", f.read_text())}
+    found = {n for f in files for n in re.findall(r"\bGYMFAST_[A-Z_]*[A-Z]\b", f.read_text())}
     in_code = {name for name in found if not name.endswith(("_H", "_H_"))}
     assert {s.name for s in SETTINGS} <= in_code
     readers = {

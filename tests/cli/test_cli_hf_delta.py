@@ -200,3 +200,14 @@ def test_serving_other_hosts_needs_a_key(states, gymfast: Gymfast) -> None:
     result = gymfast(*words, "--json")
     assert result.code == 1
     assert "--key-file" in result.err
+
+
+def test_a_wrong_source_and_a_hook_without_a_module_are_named(
+    states: list[Path], gymfast: Gymfast
+) -> None:
+    result = pull(gymfast, 1)
+    assert result.code == 5
+    assert "versions: there is no such folder, expected that of the published" in result.err
+    result = pull(gymfast, 1, "--pre-read-hook", "hook")
+    assert result.code == 1
+    assert "pre-read hook 'hook' has no module, expected MODULE.FUNCTION" in result.err

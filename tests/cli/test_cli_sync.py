@@ -326,7 +326,9 @@ def test_I82_a_key_signs_records_and_unsigned_or_foreign_ones_are_refused(
     assert gymfast("sync", "pull", "signed", "r1", *RUN, "--key-file", "key").code == 0
     assert gymfast("sync", "pull", "signed", "r2", *RUN, "--key-file", "wrong").code == 3
     assert gymfast("sync", "pull", "plain", "r3", *RUN, "--key-file", "key").code == 3
-    assert gymfast("sync", "pull", "signed", "r4", *RUN, "--key-file", "short").code == 1
+    refused = gymfast("sync", "pull", "signed", "r4", *RUN, "--key-file", "short")
+    assert refused.code == 1
+    assert "--key-file short: the key has 5 bytes, expected at least 16" in refused.err
     assert not any(Path(name).exists() for name in ("r2", "r3", "r4"))
 
 
@@ -402,3 +404,40 @@ def test_pull_into_a_folder_of_several_checkpoints_deletes_none(
     result = gymfast("sync", "pull", store, ".", *RUN, *force)
     assert result.code in (1, 3), result
     assert sorted(Path().rglob("*.safetensors")) == before
+
+
+@pytest.mark.parametrize(
+    ("store", "what"), [("absent", "does not exist"), ("file", "is no folder")]
+)
+def test_a_run_that_is_not_there_says_so_of_its_store_too(
+    store: str, what: str, versions: list[str], gymfast: Gymfast
+) -> None:
+    Path("file").write_bytes(b"1")
+    expected = f"{Path(store).absolute()} {what}: check the path of the store"
+    for command in (
+        *(("status", store), ("fsck", store), ("gc", store), ("pull", store, "r")),
+        *(("verify", store, versions[0]), ("publish", store, versions[1], "--base", versions[0])),
+    ):
+        result = gymfast("sync", *command, *RUN)
+        assert (result.code, expected in result.err) == (5, True), (command, result.err)
+    result = gymfast("sync", "watch", store, "r", *RUN, "--timeout", "0")
+    assert (result.code, expected in result.err) == (4, True), result.err
+
+
+def test_a_run_that_is_not_in_a_store_blames_no_folder(store: Path, gymfast: Gymfast) -> None:
+    result = gymfast("sync", "status", store, "--run", "other")
+    assert result.code == 5
+    assert "check the path" not in result.err
+
+
+def test_a_store_that_is_a_file_is_named_by_publish(versions: list[str], gymfast: Gymfast) -> None:
+    Path("file").write_bytes(b"1")
+    result = gymfast("sync", "publish", "file/below", versions[0], *RUN)
+    assert result.code == 1
+    assert f"{Path('file').absolute()} is a file, and a store is a folder" in result.err
+
+
+def test_a_wait_that_ends_says_what_the_newest_version_is(store: Path, gymfast: Gymfast) -> None:
+    result = gymfast("sync", "pull", store, "r", *RUN, "--version", "99", "--timeout", "0.01")
+    assert result.code == 4
+    assert "waiting for version 99 of run" in result.err and "(the newest is " in result.err

@@ -99,7 +99,7 @@ def test_a_wrong_field_is_named(run: Path, request, change, text: str) -> None:
     assert not (run / "local").exists()
 
 
-@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"x" * (2**16 + 1)])
+@pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 2**16, b"x" * (2**16 + 1)])
 def test_a_body_that_is_no_request_is_refused(run: Path, request, body: bytes) -> None:
     assert post(serve(run, request), body)[0] == 400
 

@@ -26,6 +26,7 @@ Bytes = NDArray[np.uint8]
 
 BLOCK = 128 << 10
 SEGMENT = 16 * BLOCK
+PART = _core.ZSTD_PART_BYTES
 # zstd refuses windows over 128 MiB when it streams; this writer needs no more than one block.
 MAX_WINDOW = BLOCK
 HEADER = 18
@@ -332,3 +333,26 @@ def test_overwrite_of_the_last_position_of_32_bits() -> None:
     new[-1] = 7
     content = zstandard.ZstdDecompressor().decompress(_core.zstd_overwrite_frame(old, new))
     assert content == bytes([1, 0, 0, 0, 0xFE, 0xFF, 0xFF, 0xFF, 7])
+
+
+@pytest.mark.parametrize("size", [0, 1, PART - 1, PART, PART + 1, 3 * PART + 77])
+def test_parts_joined_are_the_frame(size: int) -> None:
+    old = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+    new = old.copy()
+    new[:: 2 * BLOCK + 9] ^= 3
+    parts, num_changed = [], 0
+    for start in range(0, max(size, 1), PART):
+        part, count = _core.zstd_xor_part(old, new, start, min(size, start + PART), threads=2)
+        parts.append(part)
+        num_changed += count
+    assert b"".join(parts) == _core.zstd_xor_frame(old, new)
+    assert num_changed == np.count_nonzero(old != new)
+
+
+@pytest.mark.parametrize(
+    ("start", "end"), [(1, 2 * PART), (0, PART + 1), (PART, 0), (PART, PART), (0, 3 * PART)]
+)
+def test_a_part_with_other_edges_is_refused(start: int, end: int) -> None:
+    data = np.zeros(2 * PART + 5, np.uint8)
+    with pytest.raises(ValueError, match="edges are multiples of"):
+        _core.zstd_xor_part(data, data, start, end)

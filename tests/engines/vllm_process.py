@@ -31,6 +31,7 @@ class Engine:
     def __init__(self, plan: dict[str, Any]) -> None:
         from vllm import LLM
 
+        self._prompts = plan.get("prompts", PROMPTS)
         options: dict[str, Any] = {}
         if "follows" in plan:
             options["weight_transfer_config"] = {"backend": "gymfast"}
@@ -122,7 +123,7 @@ class Engine:
         from vllm import SamplingParams
 
         greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, detokenize=False)
-        prompts = [{"prompt_token_ids": prompt} for prompt in PROMPTS]
+        prompts = [{"prompt_token_ids": prompt} for prompt in self._prompts]
         outputs = self.llm.generate(prompts, greedy, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 

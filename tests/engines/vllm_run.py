@@ -29,7 +29,7 @@ class Run:
         self._base = folder / "base"
         AutoModelForCausalLM.from_config(config).to(torch.bfloat16).save_pretrained(self._base)
         self.weights = load_file(self._base / "model.safetensors")
-        self._publisher = Publisher(self.store, "run", anchor_every=4)
+        self.restart()
         self.publish([])
 
     @property
@@ -42,6 +42,10 @@ class Run:
 
     def checkpoint(self, version: int) -> str:
         return str(self.folder / f"v{version}")
+
+    def restart(self) -> None:
+        """From here on another trainer publishes to the run."""
+        self._publisher = Publisher(self.store, "run", anchor_every=4)
 
     def publish(self, names: list[str]) -> None:
         """The next version: some bits of 2 % of the elements of each of these tensors flip."""

@@ -34,11 +34,11 @@ EXPORTER = "sglang.srt.model_executor.model_runner_components.weight_exporter"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater"
 BUCKET = "sglang.srt.weight_sync.tensor_bucket"
 COMMON, REQUESTS = "sglang.srt.utils.common", "sglang.srt.managers.io_struct"
-HTTP = "sglang.srt.entrypoints.http_server"
+HTTP, CONSTANTS = "sglang.srt.entrypoints.http_server", "sglang.srt.constants"
 PARALLEL, MODEL = (f"sglang.srt.arg_groups.fields.{name}" for name in ("parallel", "model"))
 HOOKS = "sglang.srt.plugins.hook_registry"
 RUN = (UPDATER, EXPORTER, MANAGER, BUCKET, HOOKS)
-FILES = (*RUN, COMMON, REQUESTS, HTTP, PARALLEL, MODEL)
+FILES = (*RUN, COMMON, REQUESTS, HTTP, CONSTANTS, PARALLEL, MODEL)
 TAKEN_FROM_COMMON = {
     "_safe_load_torch_storage",
     "SafeUnpickler",

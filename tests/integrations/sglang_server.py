@@ -15,7 +15,8 @@ from typing import Any
 
 from integrations.sglang_real import RealEngine, install
 from integrations.sglang_stand_in import Engine, install_sglang
-from integrations.sglang_toy import ToyModel
+from integrations.sglang_toy import FlatModel, ToyModel
+from safetensors.torch import load_file
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -50,8 +51,11 @@ class Handler(BaseHTTPRequestHandler):
         return
 
 
-def _model(options: dict[str, Any]) -> ToyModel:
-    return ToyModel(packs=options.get("packs", False))
+def _model(options: dict[str, Any]) -> ToyModel | FlatModel:
+    if "model_path" not in options:
+        return ToyModel(packs=options.get("packs", False))
+    (file,) = Path(options["model_path"]).glob("*.safetensors")
+    return FlatModel(load_file(file))
 
 
 def main(source: str) -> None:

@@ -11,9 +11,12 @@ import io
 import pickle  # noqa: TID251
 import types
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
+from slime_engine import receiver_of
 
 ALLOWED = {
     ("collections", "OrderedDict"),
@@ -66,9 +69,9 @@ class WeightExporter:
 
 def install_sglang(world_size: int = 1, cpu_group: Any = None) -> dict[str, types.ModuleType]:
     """Modules for `from sglang.srt.distributed import get_tp_group`, not yet in sys.modules."""
-    modules = {
-        name: types.ModuleType(name) for name in ("sglang", "sglang.srt", "sglang.srt.distributed")
-    }
+    names = ("", ".srt", ".srt.distributed", ".srt.managers", ".srt.managers.io_struct")
+    modules = {f"sglang{name}": types.ModuleType(f"sglang{name}") for name in names}
+    modules["sglang.srt.managers.io_struct"].BeginWeightUpdateReqOutput = types.SimpleNamespace
     group = types.SimpleNamespace(world_size=world_size, cpu_group=cpu_group)
     modules["sglang.srt.distributed"].get_tp_group = lambda: group
     return modules
@@ -79,7 +82,11 @@ class SchedulerWeightUpdaterManager:
 
     def __init__(self, updater: WeightUpdater, scheduler: Scheduler) -> None:
         self.updater, self.scheduler = updater, scheduler
+        self.tp_worker = types.SimpleNamespace(
+            model_runner=types.SimpleNamespace(weight_updater=updater)
+        )
         self.is_open = False
+        self.offload_tags: set[str] = set()  # what a sleep released
 
     def begin_weight_update(self, recv_req: Any) -> Any:
         if self.is_open:
@@ -169,7 +176,7 @@ class Engine:
 
     def do_pause_generation(self, body: dict[str, Any]) -> tuple[int, Any]:
         self.is_paused = True
-        self.calls[-1] += f":{body['mode']}"
+        self.calls[-1] += f":{body.get('mode', 'abort')}"
         return 200, {"status": "ok"}
 
     def do_continue_generation(self, body: dict[str, Any]) -> tuple[int, Any]:
@@ -206,6 +213,23 @@ class Engine:
         if request.flush_cache:
             self.scheduler.flush_cache()
         return _output(*output)
+
+    def do_pull_weights(self, body: dict[str, Any]) -> tuple[int, Any]:
+        local, source = body["local_checkpoint_dir"], body["source_dir"]
+        receiver_of(self.options.get("slime_source"))(
+            local, self.options["model_path"], source, body["target_version"]
+        )
+        return 200, {"success": True, "message": "Success."}
+
+    def do_update_weights_from_disk(self, body: dict[str, Any]) -> tuple[int, Any]:
+        (file,) = Path(body["model_path"]).glob("*.safetensors")
+        self.model.load_weights(load_file(file).items())
+        self.scheduler.record_weight_version_change(body["weight_version"])
+        return 200, {"success": True, "message": "Success."}
+
+    def do_flush_cache(self, body: dict[str, Any]) -> tuple[int, Any]:
+        assert self.is_paused
+        return 200, {}
 
     def do_get_weights_by_name(self, body: dict[str, Any]) -> tuple[int, Any]:
         value = self.exporter.get_weights_by_name(body["name"], body["truncate_size"])

@@ -99,6 +99,33 @@ class ToyModel(nn.Module):
         return filled if self._tells else None
 
 
+class FlatModel(nn.Module):
+    """A parameter for every tensor of a checkpoint, under its name; as ToyModel, but to be run."""
+
+    def __init__(self, weights: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self.loads: list[list[str]] = []
+        self.break_after: int | None = None
+        for name, tensor in weights.items():
+            module: nn.Module = self
+            *path, last = name.split(".")
+            for part in path:
+                if part not in module._modules:
+                    module.add_module(part, nn.Module())
+                module = module._modules[part]
+            module.register_parameter(last, nn.Parameter(tensor.clone(), requires_grad=False))
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        parameters, names = dict(self.named_parameters()), []
+        self.loads.append(names)
+        for name, loaded in weights:
+            if self.break_after is not None and len(names) == self.break_after:
+                raise RuntimeError("the loader broke")
+            parameters[name].data.copy_(loaded)
+            names.append(name)
+        return set(names)
+
+
 def _place(name: str) -> tuple[str, slice | int]:
     head, _, rest = name.partition(".experts.")
     if rest:

@@ -377,6 +377,8 @@ def test_unknown_and_missing_settings_are_refused_by_name(rl: Any, store: str) -
         GymfastEngine(1, store, "run", stor="x")
     with pytest.raises(ValueError, match="run ''"):
         GymfastEngine(1, store)
+    with pytest.raises(ValueError, match="store is 'Memory:x', which no engine can see"):
+        GymfastEngine(1, "Memory:x", "run")
 
 
 def test_an_unknown_nemo_rl_is_refused(rl: Any, store: str, monkeypatch: Any) -> None:

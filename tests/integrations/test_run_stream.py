@@ -79,5 +79,15 @@ def test_a_tensor_that_does_not_come_is_an_error_and_not_a_removal(
     assert set(pulled(tmp_path)) == {"a", "b", "c"}
 
 
+def test_a_tensor_of_a_step_that_failed_is_not_demanded_of_the_next_one(
+    tmp_path: Path, stream: RunStream, weights: dict[str, Any]
+) -> None:
+    stream.publish(weights.items())
+    with pytest.raises(TypeError, match="'bad'"):
+        stream.publish([*weights.items(), ("new", weights["a"]), ("bad", "text")])
+    assert stream.publish(weights.items()).num_tensors == 3
+    assert set(pulled(tmp_path)) == {"a", "b", "c"}
+
+
 def test_equal_copies_of_a_tensor_are_one(stream: RunStream, weights: dict[str, Any]) -> None:
     assert stream.publish([*weights.items(), ("a", weights["a"].copy())]).num_tensors == 3

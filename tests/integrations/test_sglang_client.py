@@ -11,11 +11,14 @@ import pytest
 import torch
 from integrations.sglang_process import Server
 from integrations.sglang_toy import ToyModel, checkpoint, model_of, step
+from safetensors.torch import save_file
 
 from gymfast.delta import encode
+from gymfast.delta.hf_delta import publish_delta, pull
 from gymfast.errors import ChainError, ChannelError, FormatError
 from gymfast.integrations.engine_http import EngineHttp
 from gymfast.integrations.sglang_client import SGLangClient
+from gymfast.integrations.sglang_messages import LocalVersion
 from gymfast.integrations.update_request import InitRequest
 from gymfast.sync import Publisher
 
@@ -58,6 +61,30 @@ def test_ten_versions_of_a_store_arrive_bit_for_bit(
     assert seen["weights"] == bits(model_of(newest))
     assert (seen["is_paused"], seen["is_open"]) == (False, False)
     assert server.weight_version == "10"
+
+
+def test_versions_that_the_host_pulled_are_loaded_from_its_files(
+    start: Callable[..., Server], tmp_path: Path
+) -> None:
+    server, weights = start(), checkpoint(0)
+    client, local, versions = SGLangClient(server.url), tmp_path / "local", tmp_path / "versions"
+    for number in range(4):
+        (tmp_path / f"c{number}").mkdir()
+        save_file(weights, tmp_path / f"c{number}" / "model.safetensors")
+        if number:
+            old, new = (tmp_path / f"c{one}" for one in (number - 1, number))
+            publish_delta(versions, number, old, new)
+        pull(local, tmp_path / "c0", versions, number)
+        session = client.session()
+        session.begin()
+        status = client.load_local(session, LocalVersion(str(local), str(versions), "", number))
+        assert status.num_loaded == (4 if number else len(weights))
+        newest, weights = weights, step(weights, number, names="layers.1.self_attn.q_proj")
+    seen = server.seen()
+    assert seen["weights"] == bits(model_of(newest))
+    last = [BEGIN, TENSOR, WEIGHTS, f"{TENSOR}:3:flush", END]
+    assert seen["calls"][-6:] == ["/server_info", *last]
+    assert not seen["is_open"]
 
 
 def test_one_flush_and_one_version_at_the_end_of_many_pieces(start: Callable[..., Server]) -> None:

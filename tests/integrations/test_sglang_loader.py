@@ -278,13 +278,13 @@ def test_a_parameter_that_moves_flags_the_engine(engine: Engine) -> None:
         ([("w", torch.zeros(3, dtype=torch.uint8))], "messages of gymfast, no weights"),
         ([(RECORD, "text")], "no flat uint8 tensor"),
         ([(RECORD, b"{}")], "no _Protocol"),
-        ([(RECORD, b'{"protocol": 2}')], "the trainer speaks protocol 2, this engine 1"),
-        ([(RECORD, b'{"protocol": 1, "update_id": "", "action": {"type": "x"}}')], "no Record"),
+        ([(RECORD, b'{"protocol": 1}')], "the trainer speaks protocol 1, this engine 2"),
+        ([(RECORD, b'{"protocol": 2, "update_id": "", "action": {"type": "x"}}')], "no Record"),
         (
             [
                 (
                     RECORD,
-                    b'{"protocol": 1, "update_id": "", "action": {"type": "piece", "offset": 0}}',
+                    b'{"protocol": 2, "update_id": "", "action": {"type": "piece", "offset": 0}}',
                 )
             ],
             "one without the other",

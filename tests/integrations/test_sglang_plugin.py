@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
@@ -14,13 +15,19 @@ import pytest
 import torch
 from integrations.sglang_process import Server
 from integrations.sglang_real import COMMON, UPDATER, definitions_of_common, path_of
+from integrations.sglang_stand_in import (
+    Scheduler,
+    SchedulerWeightUpdaterManager,
+    WeightUpdater,
+    install_sglang,
+)
 from integrations.sglang_toy import checkpoint, model_of, step
 
 from gymfast.delta import encode
 from gymfast.errors import ChannelError
 from gymfast.integrations.sglang_client import SGLangClient
 from gymfast.integrations.sglang_messages import LOADER, Piece, named_tensors
-from gymfast.integrations.sglang_plugin import load_received, register
+from gymfast.integrations.sglang_plugin import begin_awake, load_received, register
 from gymfast.integrations.sglang_session import Group
 
 
@@ -53,6 +60,28 @@ def test_messages_go_to_the_loader_and_only_where_the_flag_is_set() -> None:
     assert not success
     assert "--custom-weight-loader" in text
     assert without.given == []
+
+
+@pytest.mark.parametrize(
+    ("loaders", "released", "is_refused"),
+    [
+        ([LOADER], {"weights"}, True),
+        ([LOADER], {"kv_cache"}, False),
+        ([LOADER], set(), False),
+        ([], {"weights"}, False),  # no server of ours: what it does is its own affair
+    ],
+)
+def test_an_update_is_not_begun_where_our_loader_would_write_to_released_memory(
+    monkeypatch: pytest.MonkeyPatch, loaders: list[str], released: set[str], is_refused: bool
+) -> None:
+    for name, module in install_sglang().items():
+        monkeypatch.setitem(sys.modules, name, module)
+    manager = SchedulerWeightUpdaterManager(WeightUpdater(None, loaders), Scheduler())
+    manager.offload_tags = released
+    output = begin_awake(type(manager).begin_weight_update, manager, SimpleNamespace())
+    assert output.success != is_refused
+    assert manager.is_open != is_refused
+    assert ("POST /resume_memory_occupation" in output.message) == is_refused
 
 
 def test_sglang_finds_the_hook() -> None:

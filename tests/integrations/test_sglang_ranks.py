@@ -11,9 +11,11 @@ from typing import Any
 
 import torch
 from integrations.sglang_toy import checkpoint, model_of, step
+from safetensors.torch import save_file
 
 from gymfast.delta import encode
-from gymfast.integrations.sglang_messages import Piece, Update, pack
+from gymfast.delta.hf_delta import publish_delta, pull
+from gymfast.integrations.sglang_messages import LocalVersion, Piece, Update, pack
 
 
 def payloads(frame: bytes, *, is_lost: bool = False) -> list[str]:
@@ -65,3 +67,38 @@ def test_ranks_fail_together_and_are_healed_together(tmp_path: Path) -> None:
         assert rank[2]["weights"] == bits(first)
         assert rank[3]["error"] == "rank 1: RuntimeError: the loader broke"
         assert (rank[4]["error"], rank[4]["weights"]) == ("", bits(third))
+
+
+def test_ranks_of_a_host_load_a_local_checkpoint_together(tmp_path: Path) -> None:
+    """The second rank has a place of its own, which is a version behind at first."""
+    weights = [checkpoint(0)]
+    weights.append(step(weights[0], 1))
+    for number, state in enumerate(weights):
+        (tmp_path / f"c{number}").mkdir()
+        save_file(state, tmp_path / f"c{number}" / "model.safetensors")
+    publish_delta(tmp_path / "versions", 1, tmp_path / "c0", tmp_path / "c1")
+    for name, number in (("new", 1), ("old", 0)):
+        pull(tmp_path / name, tmp_path / "c0", tmp_path / "versions", number)
+
+    def message(name: str, number: int) -> list[str]:
+        version = LocalVersion(str(tmp_path / name), str(tmp_path / "versions"), "", number)
+        return [base64.b64encode(pack("an update", Update(local=version))).decode()]
+
+    fine, ready = [None, None], message("new", 1)
+    seen = run(
+        tmp_path,
+        [
+            {"break_after": fine, "payloads": [message("old", 0)] * 2},
+            {"break_after": fine, "payloads": [ready, message("old", 1)]},
+            {"break_after": [None, 2], "payloads": [ready] * 2},
+            {"break_after": fine, "payloads": [ready] * 2},
+        ],
+    )
+    for rank in seen:
+        assert [step["is_flagged"] for step in rank] == [False, False, True, False]
+        assert (rank[0]["error"], rank[0]["weights"]) == ("", bits(weights[0]))
+        assert "rank 1: ChainError" in rank[1]["error"]
+        assert "holds version 0, version 1 is to be loaded: pull it first" in rank[1]["error"]
+        assert rank[1]["weights"] == bits(weights[0])
+        assert rank[2]["error"] == "rank 1: RuntimeError: the loader broke"
+        assert (rank[3]["error"], rank[3]["weights"]) == ("", bits(weights[1]))

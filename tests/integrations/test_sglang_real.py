@@ -10,6 +10,7 @@ import pytest
 from integrations import sglang_stand_in
 from integrations.sglang_real import (
     COMMON,
+    CONSTANTS,
     EXPORTER,
     HTTP,
     MANAGER,
@@ -104,6 +105,14 @@ def test_the_server_tells_what_the_client_asks_about_it(
     sglang_source: Path, module: str, name: str
 ) -> None:
     assert re.search(rf"^    {name}: ", path_of(sglang_source, module).read_text(), re.MULTILINE)
+
+
+def test_the_hook_finds_what_was_released_and_how_to_refuse(sglang_source: Path) -> None:
+    manager, requests = path_of(sglang_source, MANAGER), path_of(sglang_source, REQUESTS)
+    needed = {"offload_tags", "tp_worker"}
+    assert needed <= fields_of(manager, "SchedulerWeightUpdaterManager")
+    assert fields_of(requests, "BeginWeightUpdateReqOutput") == {"success", "message"}
+    assert 'GPU_MEMORY_TYPE_WEIGHTS = "weights"' in path_of(sglang_source, CONSTANTS).read_text()
 
 
 def test_an_open_session_is_told_in_the_words_that_the_client_looks_for(

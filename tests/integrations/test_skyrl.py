@@ -272,7 +272,8 @@ def test_an_engine_that_fails_is_an_error_on_all_ranks_and_the_next_sync_repairs
     broken.fails_at = 1
     first, second = job.sync_all(Q)
     assert isinstance(first, ChainError)
-    assert "version 1 is published, but not every engine took it: injected" in str(first)
+    assert "version 1 is published, but not every engine took it: " in str(first)
+    assert "injected" in str(first)
     assert isinstance(second, GymfastError)
     assert str(second).startswith("updating the engines failed on rank 0: ChainError: version 1")
     assert job.client.is_paused
@@ -280,6 +281,21 @@ def test_an_engine_that_fails_is_an_error_on_all_ranks_and_the_next_sync_repairs
     job.sync(K)
     assert job.is_live()
     assert job.version == 2
+
+
+def test_an_engine_that_cannot_follow_the_run_leaves_generation_as_it_is(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job.sync()
+    with monkeypatch.context() as patch:
+
+        async def refuse(self, init_info):
+            raise ConnectionError("no such route")
+
+        patch.setattr(RemoteInferenceClient, "init_weight_update_communicator", refuse)
+        first, _ = job.sync_all(Q)
+    assert "no such route; generation is as it was" in str(first)
+    assert not job.client.is_paused
 
 
 def test_an_engine_that_does_not_answer_leaves_generation_paused(
@@ -294,7 +310,7 @@ def test_an_engine_that_does_not_answer_leaves_generation_paused(
         patch.setattr(RemoteInferenceClient, "update_named_weights", away)
         patch.setattr(RemoteInferenceClient, "finish_weight_update", _away)
         first, second = job.sync_all(Q)
-    assert "server is away" in str(first)
+    assert "server is away; generation stays paused" in str(first)
     assert second is not None
     assert job.client.is_paused
 
@@ -335,6 +351,11 @@ def test_a_store_that_fails_is_an_error_on_all_ranks(job: Job) -> None:
             {"delta_weight_sync": SimpleNamespace(sync_dir="gs://bucket/run")},
             MissingDependencyError,
             "'gs:' is not in this version",
+        ),
+        (
+            {"delta_weight_sync": SimpleNamespace(sync_dir="memory:x/run")},
+            ValueError,
+            "store is 'memory:x', which no engine can see",
         ),
         ({"engine_init_kwargs": {}}, ValueError, "weight_transfer_config is None, expected"),
         (

@@ -81,7 +81,11 @@ def check_metrics(metrics: dict[str, float], script: Script) -> None:
     files = (script.versions / "weight_v000001").glob("*.safetensors")
     assert metrics.pop("perf/update_weights_density") == pytest.approx(changed / total)
     assert metrics.pop("perf/update_weights_wire_bytes") == sum(f.stat().st_size for f in files)
-    phases = ("encode", "hook", "pull", "pause", "reload", "promote") if script.is_gymfast else ()
+    phases = (
+        ("encode", "hook", "pull", "plan", "pause", "reload", "promote")
+        if script.is_gymfast
+        else ()
+    )
     assert set(metrics) == {f"perf/update_weights_{phase}_time" for phase in phases}
     assert all(seconds >= 0 for seconds in metrics.values())
 

@@ -327,6 +327,17 @@ def test_a_file_in_the_place_of_another_is_refused(run: Path) -> None:
         pre_read(str(run / "host"), 1)
 
 
+@pytest.mark.parametrize("text", ["{}", "[]", "{", "[" * 2**15, '{"weight_map": {"a": 1}}'])
+def test_an_index_that_is_none_is_refused_by_name(run: Path, text: str) -> None:
+    path = run / "trainer" / "weight_v000001"
+    path.mkdir(parents=True)
+    (path / "model.safetensors.index.json").write_text(text)
+    post_write(Namespace(), str(path), [])
+    with pytest.raises(FormatError, match=r"weight_v000001: .*index.json is no index of a version"):
+        pre_read(str(run / "host"), 1)
+    assert not (run / "host" / path.name).exists()
+
+
 class HandClock:
     """Time that only a sleep moves."""
 

@@ -74,3 +74,9 @@ def test_an_unknown_option_is_refused() -> None:
     args = Namespace(update_weight_mode="delta", gymfast_thread=2)
     with pytest.raises(ValueError, match="option gymfast_thread is unknown, expected one of"):
         install(args)
+
+
+def test_an_unknown_place_for_the_snapshot_is_refused() -> None:
+    args = Namespace(update_weight_mode="delta", gymfast_snapshot="gpu")
+    with pytest.raises(ValueError, match="gymfast_snapshot is 'gpu', expected one of auto, beside"):
+        install(args)

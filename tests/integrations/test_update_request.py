@@ -58,7 +58,9 @@ def test_an_engine_that_follows_a_run_takes_versions_only(given, tmp_path) -> No
 
 def test_a_signed_run_needs_the_key_file(tmp_path) -> None:
     store, key = (tmp_path / "store").as_uri(), bytes(range(32))
-    (tmp_path / "key").write_bytes(key)
+    (tmp_path / "key").write_bytes(
+        key + b"\n"
+    )  # as an editor leaves it; `gymfast sync` reads it so
     Publisher(store, "run", key=key).publish(WEIGHTS)
     copy = InitRequest(store=store, run="run", key_file=str(tmp_path / "key")).open()
     UpdateRequest(version=0).carry_out(copy)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import base64
 import copy
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
 from importlib.metadata import entry_points
 
 import pytest
@@ -13,7 +16,7 @@ from integrations.vllm_stand_in import Engine24, Engine32, Model, checkpoint
 from safetensors.torch import save
 
 from gymfast.delta import encode
-from gymfast.errors import ChainError, CoverageError, FormatError, GymfastError, NotFoundError
+from gymfast.errors import ChainError, FormatError, GymfastError, NotFoundError, StoreError
 from gymfast.integrations import vllm as adapter
 from gymfast.sync import Publisher
 
@@ -159,13 +162,13 @@ def test_row_4_nothing_of_torch_is_patched(worker: Worker) -> None:
 
 def test_row_10_a_parameter_without_a_tensor_is_an_error(storeless: Worker) -> None:
     del storeless.weights["layers.0.norm.weight"]
-    with pytest.raises(CoverageError, match=r"1 parameters got no tensor: \['layers.0.norm"):
+    with pytest.raises(ChainError, match=r"1 parameters got no tensor: \['layers.0.norm"):
         storeless.update(bucket=storeless.weights)
     assert storeless.engine.failure
 
 
 def test_row_33_a_partial_fused_group_is_refused(storeless: Worker) -> None:
-    with pytest.raises(CoverageError, match=r"'layers.1.qkv_proj' got 128 of 192 elements"):
+    with pytest.raises(ChainError, match=r"'layers.1.qkv_proj' got 128 of 192 elements"):
         storeless.update(bucket={n: t for n, t in storeless.weights.items() if n != K})
     assert storeless.engine.failure
     storeless.update(bucket=storeless.weights)
@@ -176,8 +179,10 @@ def test_a_failed_load_flags_the_engine_until_all_was_loaded_again(worker: Worke
     worker.update(version=0)
     places = [parameter.data_ptr() for parameter in worker.model.parameters()]
     worker.model.fails_at = 2
-    with pytest.raises(RuntimeError, match="injected"):
+    with pytest.raises(ChainError, match=r"not to be used, .* RuntimeError: injected"):
         worker.update(version=worker.publish(*worker.weights))
+    with pytest.raises(ChainError, match=r"not to be used, .*; now NotFoundError: version 99 "):
+        worker.update(version=99)
     assert [parameter.data_ptr() for parameter in worker.model.parameters()] == places
     for refused in (
         worker.model,
@@ -205,18 +210,121 @@ def test_an_update_refused_before_it_touched_anything_leaves_the_old_version(
     assert len(worker.model.calls) == 1
 
 
-def test_a_rank_that_cannot_update_is_flagged_because_the_others_may_have(
-    monkeypatch, tmp_path
+RANK: ContextVar[int] = ContextVar("RANK")
+
+
+class TwoRanks:
+    """Two workers in threads that hold the same model, as vLLM runs ranks in processes."""
+
+    def __init__(self, monkeypatch, tmp_path, backend: str) -> None:
+        self.workers = [
+            Worker(Engine32, monkeypatch, tmp_path / str(rank), world_size=2) for rank in range(2)
+        ]
+        for worker in self.workers:
+            worker.engine.parallel_config.distributed_executor_backend = backend
+        barrier, slots = threading.Barrier(2, timeout=60), [None, None]
+
+        def gather(parts: list, value: object, group: object) -> None:
+            assert group is barrier
+            slots[RANK.get()] = value
+            barrier.wait()
+            parts[:] = slots
+            barrier.wait()
+
+        stand_in.join(monkeypatch, 2, RANK.get, barrier)
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+
+    def each(self, *calls: str, **request: object) -> list[str]:
+        """What each rank raises when all are asked for it at a time; "" if it does not."""
+
+        def work(rank: int) -> str:
+            RANK.set(rank)
+            worker = self.workers[rank]
+            try:
+                for call in calls or ("update_weights",):
+                    getattr(worker.engine, call)(*([request] if request else []))
+            except (GymfastError, ValueError, TypeError) as error:
+                return f"{type(error).__name__}: {error}"
+            return ""
+
+        with ThreadPoolExecutor(2) as threads:
+            return list(threads.map(work, range(2)))
+
+    def follow(self) -> list[str]:
+        """Each rank follows the run of the first worker."""
+        return self.each("init_transfer_engine", store=self.workers[0].store, run="run")
+
+    def hold(self, weights: dict[str, torch.Tensor]) -> bool:
+        return all(worker.holds(weights) for worker in self.workers)
+
+
+@pytest.fixture
+def ranks(monkeypatch, tmp_path) -> TwoRanks:
+    ranks = TwoRanks(monkeypatch, tmp_path, "mp")
+    assert ranks.follow() == ["", ""]
+    assert ranks.each(version=0) == ["", ""] and ranks.each("finish_weight_update") == ["", ""]
+    return ranks
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_if_one_rank_cannot_follow_none_loads_and_the_last_one_tells(
+    ranks: TwoRanks, monkeypatch, broken: int
 ) -> None:
-    worker = Worker(Engine32, monkeypatch, tmp_path, world_size=2)
-    worker.follow()
-    worker.update(version=0)
-    with pytest.raises(NotFoundError):
-        worker.update(version=7)
-    with pytest.raises(ChainError, match="other ranks may have gone on"):
-        worker.model()
-    worker.update(version=0)
-    assert worker.holds(worker.weights) and worker.model() is not None
+    old = copy.deepcopy(ranks.workers[0].weights)
+    new = ranks.workers[0].publish(*old)
+    with monkeypatch.context() as patch:
+        state = ranks.workers[broken].engine._copy
+        patch.setattr(state, "pull", lambda version: injected())
+        found = ranks.each(version=new)
+    assert found[0] == "", "vLLM stops to listen at the first error"
+    assert "StoreError: injected" in found[1] and "not to be used" not in found[1]
+    assert ranks.hold(old) and ranks.workers[0].model() is not None
+    assert ranks.each("finish_weight_update") == ["", ""]
+    assert ranks.each(version=new) == ["", ""]
+    assert ranks.hold(ranks.workers[0].weights)
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_if_the_load_of_one_rank_fails_all_are_flagged(ranks: TwoRanks, broken: int) -> None:
+    new = ranks.workers[0].publish(Q)
+    ranks.workers[broken].model.fails_at = len(ranks.workers[broken].model.calls) + 1
+    found = ranks.each(version=new)
+    assert found[0] == ""
+    assert f"update them again: an update failed while it was loaded: rank {broken}" in found[1]
+    for worker in ranks.workers:
+        with pytest.raises(ChainError, match=rf"not to be used.*rank {broken}: .*injected"):
+            worker.model()
+    told = ranks.each("finish_weight_update")
+    assert told[0] == "" and "not to be used" in told[1]
+    ranks.workers[broken].model.fails_at = 0
+    assert ranks.each(version=new) == ["", ""]
+    assert ranks.hold(ranks.workers[0].weights)
+    assert ranks.each("finish_weight_update") == ["", ""]
+
+
+def test_a_run_that_one_rank_cannot_open_is_followed_by_none(ranks: TwoRanks, monkeypatch) -> None:
+    found = ranks.each("init_transfer_engine", store="nowhere:///", run="run")
+    assert found[0] == "" and "nowhere" in found[1]
+    found = ranks.each("init_transfer_engine", stroe="a typing error")
+    assert found[0] == "" and "stroe" in found[1]
+    assert ranks.each(version=ranks.workers[0].publish(Q)) == ["", ""]
+    assert ranks.hold(ranks.workers[0].weights)
+
+
+def test_where_vllm_listens_to_every_rank_every_rank_tells(monkeypatch, tmp_path) -> None:
+    ranks = TwoRanks(monkeypatch, tmp_path, "external_launcher")
+    assert ranks.follow() == ["", ""]
+    assert ["version 7" in text for text in ranks.each(version=7)] == [True, True]
+
+
+def test_a_parallelism_that_is_not_known_is_refused(ranks: TwoRanks) -> None:
+    for worker in ranks.workers:
+        worker.engine.parallel_config.world_size = 4
+    assert ["4 ranks hold the model, its groups have 2" in t for t in ranks.follow()] == [True] * 2
+
+
+def injected() -> None:
+    raise StoreError("injected")
 
 
 def test_a_reload_that_vllm_0_24_began_is_closed_when_the_update_is_refused(
@@ -264,7 +372,7 @@ def test_a_loader_that_fills_something_else_than_before_is_an_error(worker: Work
     worker.update(version=0)
     load = worker.model.load_weights
     worker.model.load_weights = lambda weights: load(weights) - {"layers.1.norm.weight"}
-    with pytest.raises(CoverageError, match=r"other parameters.*layers.1.norm.weight"):
+    with pytest.raises(ChainError, match=r"other parameters.*layers.1.norm.weight"):
         worker.update(version=worker.publish(Q))
     assert worker.engine.failure
 
@@ -354,7 +462,7 @@ def test_a_bucket_does_not_stay_tied_to_the_memory_of_the_trainer(storeless: Wor
 
 def test_a_bucket_that_does_not_fit_the_model_does_not_stay(storeless: Worker) -> None:
     storeless.update(bucket=storeless.weights)
-    with pytest.raises(AttributeError):
+    with pytest.raises(ChainError, match="AttributeError: ModuleList"):
         storeless.update(bucket={"layers.7.norm.weight": torch.ones(8)})
     assert storeless.engine.failure
     storeless.weights[Q] += 1

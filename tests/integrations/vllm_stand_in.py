@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -71,6 +71,23 @@ class Factory:
         self.registry[name] = (module_path_or_cls, class_name)
 
 
+class CuMemAllocator:
+    """The memory that sleeps; 0.24 has no `is_asleep`."""
+
+    instance: CuMemAllocator | None = None
+
+    def __init__(self) -> None:
+        self.pointer_to_data: dict[int, Any] = {}
+
+
+def allocate(address: int, num_bytes: int) -> Any:
+    """Has the allocator know this memory as that of weights; what it knows of it."""
+    found = CuMemAllocator.instance = CuMemAllocator.instance or CuMemAllocator()
+    data = SimpleNamespace(handle=(0, num_bytes, address, 0), tag="weights", is_asleep=False)
+    found.pointer_to_data[address] = data
+    return data
+
+
 class LayerInfo:
     """LayerReloadingInfo: how much of a module was loaded since the reload began."""
 
@@ -99,7 +116,9 @@ def initialize_layerwise_reload(model: nn.Module) -> None:
         info.kernel_tensors = dict(layer.named_parameters(recurse=False))
         info.load_numel_total = sum(p.numel() for p in info.kernel_tensors.values())
         for name, parameter in info.kernel_tensors.items():
-            empty = nn.Parameter(torch.full_like(parameter, torch.nan), requires_grad=False)
+            like = getattr(layer, "as_loaded", {}).get(name, parameter)  # a packed one may differ
+            empty = nn.Parameter(torch.empty_like(like, device="cpu"), requires_grad=False)
+            empty.data.view(torch.uint8).fill_(0xFF)  # a NaN of every type
             empty.counted_by = info
             layer.register_parameter(name, empty)
 
@@ -112,7 +131,9 @@ def finalize_layerwise_reload(model: nn.Module, model_config: Any) -> None:
             continue
         for name, parameter in info.kernel_tensors.items():
             if info.load_numel:
-                parameter.data.copy_(getattr(layer, name).data)
+                value = getattr(layer, name).data
+                pack = getattr(layer, "pack", None)  # process_weights_after_loading
+                parameter.data.copy_(pack(name, value) if pack else value)
             layer.register_parameter(name, parameter)
         _INFOS[layer] = LayerInfo()
 
@@ -178,6 +199,34 @@ class Model(nn.Module):
         return live
 
 
+class PlainModel(Model):
+    """A model whose parameters are the tensors of a checkpoint, nothing fused."""
+
+    def __init__(self, shapes: dict[str, tuple[int, ...]]) -> None:
+        nn.Module.__init__(self)
+        for name, shape in shapes.items():
+            *path, last = name.split(".")
+            module: nn.Module = self
+            for part in path:
+                if not hasattr(module, part):
+                    module.add_module(part, nn.Module())
+                module = getattr(module, part)
+            module.register_parameter(last, _parameter(*shape))
+        self.tell, self.fails_at = True, 0
+        self.calls: list[list[str]] = []
+
+    def forward(self) -> torch.Tensor:
+        return torch.stack([parameter.sum() for parameter in self.parameters()]).sum()
+
+    def _load(self, name: str, tensor: torch.Tensor) -> str:
+        parameter = self.get_parameter(name)
+        parameter.data.copy_(tensor)
+        info = getattr(parameter, "counted_by", None)
+        if info is not None:
+            info.load_numel += tensor.numel()
+        return name
+
+
 def checkpoint(seed: int = 0, size: int = 8, num_layers: int = 2) -> dict[str, torch.Tensor]:
     """Random tensors under the names of a checkpoint of Model."""
     generator = torch.Generator().manual_seed(seed)
@@ -198,7 +247,10 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
     }
     modules: dict[str, dict[str, object]] = {
         "vllm": {"__version__": version},
+        "vllm.device_allocator": {},
+        "vllm.device_allocator.cumem": {"CuMemAllocator": CuMemAllocator},
         "vllm.distributed": {},
+        "vllm.distributed.parallel_state": {},
         "vllm.distributed.weight_transfer": {"WeightTransferEngineFactory": factory},
         "vllm.distributed.weight_transfer.base": {"WeightTransferEngine": engine},
         "vllm.model_executor": {},
@@ -220,12 +272,25 @@ def install(monkeypatch: Any, engine: type, version: str) -> Factory:
 def engine_arguments(engine: type, model: Model, world_size: int = 1) -> tuple[Any, ...]:
     """What vLLM's factory passes to an engine of that version."""
     config = SimpleNamespace(backend="gymfast")
-    parallel = SimpleNamespace(world_size=world_size)
+    parallel = SimpleNamespace(world_size=world_size, distributed_executor_backend="mp")
     if engine is Engine24:
         return config, parallel, model
     model_config = SimpleNamespace(dtype=torch.float32, quantization=None)
     vllm_config = SimpleNamespace(parallel_config=parallel, model_config=model_config)
     return config, vllm_config, torch.device("cpu"), model
+
+
+def join(monkeypatch: Any, num_ranks: int, rank: Callable[[], int], cpu_group: object) -> None:
+    """Has vLLM find all ranks in one tensor-parallel group; `rank` is asked on each of them."""
+
+    def group_of(size: int) -> Callable[[], Any]:
+        return lambda: SimpleNamespace(
+            world_size=size, rank_in_group=rank() % size, cpu_group=cpu_group
+        )
+
+    state = sys.modules["vllm.distributed.parallel_state"]
+    for name, size in (("tp", num_ranks), ("pcp", 1), ("pp", 1)):
+        monkeypatch.setattr(state, f"get_{name}_group", group_of(size), raising=False)
 
 
 def _parameter(*shape: int) -> nn.Parameter:

@@ -284,3 +284,9 @@ def test_i24_a_store_that_lies_about_create_only_writes_is_refused():
 
     with pytest.raises(StoreError, match="twice"):
         publisher(Liar(MemoryStore()))
+
+
+@pytest.mark.parametrize("weights", [None, object(), [("w", np.zeros(3))]])
+def test_what_is_no_mapping_is_refused_with_what_would_be(store, weights):
+    with pytest.raises(TypeError, match=r"expected a mapping of names .* state_dict\(\)"):
+        publisher(store).publish(weights)

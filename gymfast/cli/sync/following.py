@@ -13,6 +13,7 @@ import click
 
 from gymfast.cli.options import key_option, read_key, threads_option
 from gymfast.cli.output import format_size
+from gymfast.cli.sync.folders import no_folder
 from gymfast.errors import CoverageError, NotFoundError
 
 if TYPE_CHECKING:
@@ -102,7 +103,7 @@ def naming_run(store: str, run: str) -> Iterator[None]:
     try:
         yield
     except NotFoundError as error:
-        raise NotFoundError(f"run '{run}' in {store}: {error}") from error
+        raise NotFoundError(f"run '{run}' in {store}: {error}{no_folder(store)}") from error
     except CoverageError as error:
         raise CoverageError(f"{error} (--force does that)", error.number) from error
 

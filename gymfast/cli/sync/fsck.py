@@ -10,6 +10,7 @@ import click
 
 from gymfast.cli.options import key_option, read_key, run_option, store_argument
 from gymfast.cli.output import Output, format_size, with_output
+from gymfast.cli.sync.folders import naming_folder
 from gymfast.errors import ChecksumError
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def command(output: Output, store: str, run: str, quick: bool, key_file: Path | 
     from gymfast.sync.fsck import fsck
 
     opened = open_store(store)
-    with output.progress("fsck") as advance:
+    with naming_folder(store), output.progress("fsck") as advance:
         key = read_key(key_file)
         report = fsck(opened, run, key=key, reads_objects=not quick, advance=advance)
     fields = {**asdict(report), "is_sound": not report.damage}

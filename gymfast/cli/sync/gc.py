@@ -10,6 +10,7 @@ import click
 
 from gymfast.cli.options import key_option, read_key, run_option, store_argument
 from gymfast.cli.output import Output, format_size, with_output
+from gymfast.cli.sync.folders import naming_folder
 from gymfast.errors import StoreError
 
 if TYPE_CHECKING:
@@ -48,7 +49,9 @@ def command(
     from gymfast.stores import open_store
     from gymfast.sync import collect
 
-    report = collect(open_store(store), run, keep=keep, dry_run=dry_run, key=read_key(key_file))
+    key = read_key(key_file)
+    with naming_folder(store):
+        report = collect(open_store(store), run, keep=keep, dry_run=dry_run, key=key)
     output.result({"dry_run": dry_run, **asdict(report)}, _to_text(report, dry_run))
     if report.failures:
         what = f"{len(report.failures)} deletions failed, first {report.failures[0]}"

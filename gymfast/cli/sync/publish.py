@@ -18,6 +18,7 @@ from gymfast.cli.options import (
     threads_option,
 )
 from gymfast.cli.output import Output, format_size, with_output
+from gymfast.cli.sync.folders import naming_folder
 from gymfast.errors import ChainError, NotFoundError
 
 if TYPE_CHECKING:
@@ -85,7 +86,8 @@ def command(
     for path in (*checkpoints, *([base] if base else [])):
         check_weights(path)
     if base is not None and not anchor:
-        _check_base(output, open_store(store), run, base, read_key(key_file))
+        with naming_folder(store):
+            _check_base(output, open_store(store), run, base, read_key(key_file))
     publisher = Publisher(
         store,
         run,

@@ -33,7 +33,7 @@ Examples:
     "--version",
     type=click.IntRange(min=0),
     metavar="N",
-    help="The version to hold.  [default: the newest]",
+    help="The version to hold, none older than DEST holds.  [default: the newest]",
 )
 @click.option(
     "--timeout",

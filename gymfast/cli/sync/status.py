@@ -11,6 +11,7 @@ import click
 
 from gymfast.cli.options import key_option, read_key, run_option, store_argument
 from gymfast.cli.output import Output, format_size, format_table, with_output
+from gymfast.cli.sync.folders import naming_folder
 
 if TYPE_CHECKING:
     from gymfast.sync.status import RunStatus
@@ -36,7 +37,8 @@ def command(output: Output, store: str, run: str, key_file: Path | None) -> None
     from gymfast.stores import open_store
     from gymfast.sync.status import read_status
 
-    status = read_status(open_store(store), run, key=read_key(key_file))
+    with naming_folder(store):
+        status = read_status(open_store(store), run, key=read_key(key_file))
     output.result(asdict(status), _to_text(status))
 
 

@@ -16,6 +16,7 @@ from gymfast.cli.options import (
     threads_option,
 )
 from gymfast.cli.output import Output, with_output
+from gymfast.cli.sync.folders import naming_folder
 
 if TYPE_CHECKING:
     from gymfast.delta import FrameInfo
@@ -67,7 +68,8 @@ def command(
 
     log = Log(open_store(store), RunKeys(run), read_key(key_file))
     records, _ = log.read_all()
-    wanted = find_state(records, version, run)
+    with naming_folder(store):
+        wanted = find_state(records, version, run)
     with output.progress(f"read {dest}") as advance:
         entries = digest_checkpoint(dest, threads=threads, progress=advance)
     root = root_of(entries).hex()

@@ -12,6 +12,7 @@ import click
 
 from gymfast.cli.options import NEW, run_option, store_argument
 from gymfast.cli.output import Output, format_size, with_output
+from gymfast.cli.sync.folders import no_folder
 from gymfast.cli.sync.following import (
     Reader,
     install_fields,
@@ -83,6 +84,8 @@ def command(
     object or a store that fails is a warning: DEST keeps its version and the next
     look tries again. Without DEST the versions are only listed.
     """
+    if hint := no_folder(store):
+        output.remark(f"Warning: run '{run}' is not in {store} yet{hint}; waiting for it")
     looks = _Looks(output, interval_s, timeout_s, until)
     if dest is None:
         _list_versions(output, looks, _open_log(store, run, reader.key))

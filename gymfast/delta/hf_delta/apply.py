@@ -23,7 +23,8 @@ from gymfast.delta.safetensors_files import Checkpoint, CheckpointTensor
 from gymfast.delta.workers import OrderedWorkers
 from gymfast.errors import CoverageError, GymfastError
 
-Sink = Callable[[CheckpointTensor, int, U8, U8], int]  # tensor, first byte, old, new: units changed
+# Tensor, first byte, old, new: units changed. Both windows are used again afterwards.
+Sink = Callable[[CheckpointTensor, int, U8, U8], int]
 
 
 def apply_version(
@@ -49,13 +50,12 @@ def apply_version(
         _require_own_files(source)
         journal.begin([shard.path for shard in source.shards])
 
-        lock = Lock()
+        lock = Lock()  # of the meter
 
         def note(spec: CheckpointTensor, start: int, old: U8, new: U8) -> int:
             with lock:
                 meter.add(new.size)
-                unit_bytes = unit_bytes_of(spec.dtype)
-                return journal.add(spec.shard, spec.start + start, unit_bytes, old, new)
+            return journal.add(spec.shard, spec.start + start, unit_bytes_of(spec.dtype), old, new)
 
         jobs = [
             (stored, partial(decode_tensor, source, version, stored, held.digests, note))
@@ -70,7 +70,7 @@ def apply_version(
             folder.clear()
             journal.commit()
             with os_errors("write (the next pull completes it) to", local):
-                journal.play()
+                journal.play(threads)
         folder.commit(version.number)
     return new, num_changed
 
@@ -89,11 +89,11 @@ def decode_tensor(
     """
     spec = source.spec(stored.name)
     patch, hasher = open_patch(version, stored, spec.num_bytes), new_hasher(version.algorithm)
-    num_changed = 0
+    num_changed, size = 0, min(WINDOW_BYTES, spec.num_bytes)
+    buffers = np.empty((2, size), np.uint8)
     for start in range(0, spec.num_bytes, WINDOW_BYTES):
-        old = np.empty(min(WINDOW_BYTES, spec.num_bytes - start), np.uint8)
+        old, new = buffers[:, : spec.num_bytes - start]
         source.read_into(stored.name, start, old)
-        new = np.empty_like(old)
         patch.apply(old, new, start)
         hasher.update(new.data)
         num_changed += sink(spec, start, old, new)

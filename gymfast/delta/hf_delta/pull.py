@@ -85,6 +85,8 @@ def load_hook(path: str) -> PreReadHook:
     Raises ValueError if there is none.
     """
     module, _, name = path.rpartition(".")
+    if not module:
+        raise ValueError(f"pre-read hook {path!r} has no module, expected MODULE.FUNCTION")
     try:
         hook: PreReadHook = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError, ValueError) as error:

@@ -133,7 +133,7 @@ class _Handler(BaseHTTPRequestHandler):
 def _parse(body: bytes) -> PullRequest:
     try:
         fields: Any = json.loads(body)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"the body is no JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ValueError("the body is no JSON object")  # noqa: TRY004 - a value of the client

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from gymfast.delta.files import Buffer
-from gymfast.delta.hf_delta.digests import new_hasher
+from gymfast.delta.hf_delta.digests import Hasher, new_hasher
 from gymfast.delta.hf_delta.version import COMPRESSION
 from gymfast.delta.hf_delta.zstd_frame import load_zstd
 from gymfast.delta.memory import U8
@@ -41,12 +42,10 @@ def store(
             f"tensor {name!r} has {new.size} bytes, positions of the overwrite encoding end at "
             f"{_MAX_POSITIONS}: publish with the encoding xor"
         )
-    changed_bytes = _count_different(old, new)
-    if not changed_bytes:
-        return None
     hasher = new_hasher(algorithm)
-    hasher.update(new.data)
-    return Stored(_frame_of(encoding, old, new, threads), hasher.hexdigest(), changed_bytes)
+    make = _store_xor if encoding == "xor" else _store_overwrite
+    frame, changed_bytes = make(old, new, hasher, threads)
+    return Stored(frame, hasher.hexdigest(), changed_bytes) if changed_bytes else None
 
 
 def restore(stored: Stored, data: U8, encoding: str) -> None:
@@ -102,7 +101,28 @@ def index_text(number: int, encoding: str, algorithm: str, weight_map: dict[str,
     return json.dumps(index, ensure_ascii=False).encode()
 
 
-def _frame_of(encoding: str, old: U8, new: U8, threads: int) -> bytes:
+def _store_xor(old: U8, new: U8, hasher: Hasher, threads: int) -> tuple[bytes, int]:
+    """Frame and changed bytes, part by part: the digest finds the new bytes in the cache."""
+    core = _load_core()
+    step, parts, changed_bytes = core.ZSTD_PART_BYTES * max(threads, 1), [], 0
+    for start in range(0, max(new.size, 1), step):
+        end = min(start + step, new.size)
+        part, count = core.zstd_xor_part(old, new, start, end, threads)
+        hasher.update(new[start:end].data)
+        parts.append(part)
+        changed_bytes += count
+    return b"".join(parts), changed_bytes
+
+
+def _store_overwrite(old: U8, new: U8, hasher: Hasher, threads: int) -> tuple[bytes, int]:
+    changed_bytes = _count_different(old, new)
+    if not changed_bytes:
+        return b"", 0
+    hasher.update(new.data)
+    return _load_core().zstd_overwrite_frame(old, new, threads), changed_bytes
+
+
+def _load_core() -> ModuleType:
     try:
         from gymfast import _core
     except ImportError as error:
@@ -110,6 +130,4 @@ def _frame_of(encoding: str, old: U8, new: U8, threads: int) -> bytes:
             f"publishing needs gymfast._core, which cannot be loaded ({error}): install gymfast "
             "again for this Python"
         ) from error
-    if encoding == "xor":
-        return _core.zstd_xor_frame(old, new, threads)
-    return _core.zstd_overwrite_frame(old, new, threads)
+    return _core

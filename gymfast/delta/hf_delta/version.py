@@ -113,6 +113,10 @@ class _Metadata:
 
 
 def _read_metadata(directory: Path) -> tuple[_Metadata, dict[str, Any]] | None:
+    if not directory.parent.is_dir():
+        raise NotFoundError(
+            f"{directory.parent}: there is no such folder, expected that of the published versions"
+        )
     if not directory.is_dir():
         raise NotFoundError(
             f"{directory}: there is no such version: it was not published (yet), or removed"

@@ -1,0 +1,44 @@
+"""tests/rows.txt: every row of the research notes about engines and formats has its tests."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+REPORTS = (
+    "01 02 04 05 06 09 10 13 15 16 19 21 23 24 25 26 28 29 30 31 33 34 35 36 39 40 42 43 44 45 47 "
+    "48 49 52 53 54 56 57 58 61 62 63 64 65 67 69 71 72 73 74 76 78 79 82 83 84 86 87 89"
+)
+NO_BUG = {11, 22, 24}
+EXPECTED = {f"R{number}" for number in REPORTS.split()}
+EXPECTED |= {f"B{number:02}" for number in range(1, 37) if number not in NO_BUG}
+EXPECTED |= {f"I{number}" for number in range(40, 47)}
+LINES = [line.split() for line in (ROOT / "tests" / "rows.txt").read_text().splitlines()]
+ROWS = {row: tests for row, *tests in LINES if row != "#"}
+
+
+@cache
+def functions(file: str) -> set[str]:
+    """Names of the tests in a file."""
+    tree = ast.parse((ROOT / file).read_text())
+    return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+
+
+def test_every_row_is_listed_once() -> None:
+    assert set(ROWS) == EXPECTED
+    assert len([row for row, *_ in LINES if row != "#"]) == len(EXPECTED)
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_tests_of_a_row_exist(row: str) -> None:
+    if ROWS[row][:1] == ["-"]:
+        assert len(ROWS[row]) > 3, "a row without a test needs a reason"
+        return
+    assert ROWS[row]
+    for test in ROWS[row]:
+        file, _, name = test.partition("::")
+        assert name in functions(file), f"{file} has no {name}"
