@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
+from concurrent import futures
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -37,12 +39,27 @@ class Method:
             return Call(error=error)
 
 
-def get(calls: Any) -> Any:
+class GetTimeoutError(TimeoutError): ...
+
+
+def get(calls: Any, timeout: float | None = None) -> Any:
     if isinstance(calls, list):
-        return [get(call) for call in calls]
+        return [get(call, timeout) for call in calls]
+    if isinstance(calls, Future):
+        if not futures.wait([calls], timeout).done:
+            raise GetTimeoutError("Get timed out: some object(s) not ready.")
+        return calls.result()
     if calls.error is not None:
         raise calls.error
     return calls.value
+
+
+def wait(calls: list[Any], *, num_returns: int, timeout: float | None) -> tuple[list, list]:
+    """As Ray's for one: who is ready by the time-out, up to that many."""
+    assert num_returns == 1
+    done = futures.wait(calls, timeout, futures.FIRST_COMPLETED).done
+    ready = [call for call in calls if call in done][:1]
+    return ready, [call for call in calls if call not in ready]
 
 
 @dataclass(frozen=True)
@@ -56,7 +73,9 @@ class Place:
 def install(framework: str, source: Path, place: Place) -> None:
     """Makes a framework of a checkout (or its stand-in) importable, and stubs for what it needs."""
     own = [dist.new_group([rank]) for rank in range(dist.get_world_size())][dist.get_rank()]
-    _module("ray", get=get, ObjectRef=Call)
+    services = SimpleNamespace(get_node_ip_address=lambda: "127.0.0.1")
+    private = SimpleNamespace(services=services)
+    _module("ray", get=get, wait=wait, ObjectRef=Call, _private=private)
     _module("ray.actor", ActorHandle=object)
     _install_megatron(place, own)
     sys.path.insert(0, str(source))
@@ -73,7 +92,8 @@ def install(framework: str, source: Path, place: Place) -> None:
     if framework == "slime":
         stream = type("Stream", (), {"synchronize": lambda self: None})()
         device = {"current_stream": lambda: stream, "current_device": lambda: "cpu"}
-        _module("slime.utils.accelerator", **device)
+        _module("slime.utils.accelerator", weight_update_backend=lambda: "gloo", **device)
+        _install_actor(utils)
     else:
         _install_for_miles(place, own)
 
@@ -97,6 +117,26 @@ def _install_megatron(place: Place, own: Any) -> None:
         "megatron.core.transformer.transformer_layer",
         get_transformer_layer_offset=lambda config, vp_stage=None: 0,
     )
+
+
+def _install_actor(utils: Path) -> None:
+    """slime's actor module, with its own lines that pick an updater as the function `pick`."""
+    text = (utils / "actor.py").read_text()
+    package = "slime.backends.megatron_utils"
+    actor = _module(f"{package}.actor", __package__=package)
+    for name in ("Distributed", "Disk", "Tensor"):
+        kind = f"UpdateWeightFrom{name}"
+        actor.__dict__[kind] = type(kind, (), {})
+    imported = (
+        "from .update_weight.update_weight_from_distributed import UpdateWeightFromDistributed"
+    )
+    assert imported in text.splitlines()
+    exec(imported, actor.__dict__)
+    begin = text.index("        update_weight_mode = self.args.update_weight_mode")
+    lines = text[begin : text.index("        self.weight_updater = update_weight_cls(")]
+    function = f"class Actor:\n    def pick(self):\n{lines}        return update_weight_cls\n"
+    exec(compile(function, str(utils / "actor.py"), "exec"), actor.__dict__)
+    actor.pick = lambda args: actor.Actor.pick(SimpleNamespace(args=args))
 
 
 def _install_for_miles(place: Place, own: Any) -> None:

@@ -42,9 +42,9 @@ class Engines:
             except Exception as error:  # noqa: BLE001 - raised by `require`, after all engines
                 failures[number] = error
             else:
-                refusal = _refusal(answers[number])
-                if refusal is not None:
-                    failures[number] = EngineError(refusal)
+                words = refusal(answers[number])
+                if words is not None:
+                    failures[number] = EngineError(words)
         return answers, failures
 
     def require(self, what: str, failures: Mapping[int, Exception]) -> None:
@@ -70,7 +70,7 @@ class Engines:
         self.finish(method, self.start(method, *arguments, to=to, **options))
 
 
-def _refusal(answer: Any) -> str | None:
+def refusal(answer: Any) -> str | None:
     """What an engine says that answers without raising, but did not succeed."""
     if isinstance(answer, Mapping) and answer.get("success") is False:
         return str(answer.get("message", answer))

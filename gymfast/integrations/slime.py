@@ -1,4 +1,4 @@
-"""slime: its delta updater with native frames, put in place by one flag; and its two store hooks.
+"""slime: its delta updater and its distributed one, put in place by one flag; two store hooks.
 
     --custom-megatron-init-path gymfast.integrations.slime.install
 
@@ -7,12 +7,14 @@ Flags, options and versions: docs/integrations/slime.md.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from gymfast.errors import GymfastError
+from gymfast.integrations import slime_broadcast
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
 from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.patience import Patience
@@ -35,23 +37,53 @@ EXPECTED = {
     "pop_metrics": (),
     "_iter_hf_tensors": (),
 }
-"""Methods of slime's class that the updater here uses or stands for, with their parameters."""
+"""Methods of slime's delta updater that the one here uses or stands for, with their parameters."""
+_ACTOR = "slime.backends.megatron_utils.actor"
+EXPECTED_DISTRIBUTED = {
+    "__init__": _CONSTRUCTOR,
+    "connect_rollout_engines": _CONNECT,
+    "disconnect_rollout_engines": (),
+    "update_weights": (),
+    "pop_metrics": (),
+    "_send_weights": ("pbar",),
+    "_on_chunk": ("hf_chunk",),
+    "_iter_non_expert_chunks": (),
+    "_iter_expert_chunks": (),
+}
+"""Those of slime's distributed updater."""
+_log = logging.getLogger(__name__)
 
 
 def install(args: Any) -> None:
-    """Puts the updater of gymfast in the place of slime's; to be named on the command line.
+    """Puts an updater of gymfast in the place of slime's; to be named on the command line.
 
-    slime calls it in every trainer actor, before it picks an updater. Raises ValueError for a mode
-    other than delta and for unknown options, GymfastError for an unknown slime.
+    slime calls it in every trainer actor, before it picks an updater by its flags. Replaced are
+    those of delta and of full over nccl; any other is left as it is, with a line in the log. Raises
+    ValueError for unknown options, GymfastError for an unknown slime.
     """
-    check_options(args)
-    if args.update_weight_mode != "delta":
-        raise ValueError(
-            f"--update-weight-mode is {args.update_weight_mode}, this plug-in replaces the updater "
-            "of delta: set it (with --update-weight-transport disk), or leave "
-            "--custom-megatron-init-path out"
+    if args.update_weight_mode == "delta":
+        check_options(args)
+        replace_class(_MODULE, _CLASS, EXPECTED, make_updater)
+        return
+    check_options(args, slime_broadcast.OPTIONS)
+    slime_broadcast.check_values(args)
+    reason = "--colocate is set" if args.colocate else None
+    if args.update_weight_transport != "nccl":
+        reason = f"--update-weight-transport is {args.update_weight_transport}"
+    if reason is not None:
+        _log.warning(
+            "gymfast leaves slime's updater as it is: %s; it replaces that of --update-weight-mode "
+            "delta, and that of full with --update-weight-transport nccl and without --colocate",
+            reason,
         )
-    replace_class(_MODULE, _CLASS, EXPECTED, make_updater)
+        return
+    # The actor looks the class up among its own names.
+    replace_class(
+        _ACTOR,
+        "UpdateWeightFromDistributed",
+        EXPECTED_DISTRIBUTED,
+        slime_broadcast.derive_broadcast_updater,
+    )
 
 
 def check_api() -> None:

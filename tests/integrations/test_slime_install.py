@@ -70,11 +70,6 @@ def test_an_unknown_framework_is_refused_in_one_sentence(
     assert module.Updater is Found
 
 
-def test_other_modes_are_refused() -> None:
-    with pytest.raises(ValueError, match="--update-weight-mode is full"):
-        install(Namespace(update_weight_mode="full"))
-
-
 def test_an_unknown_option_is_refused() -> None:
     args = Namespace(update_weight_mode="delta", gymfast_thread=2)
     with pytest.raises(ValueError, match="option gymfast_thread is unknown, expected one of"):
