@@ -216,7 +216,7 @@ class LivePublisher(_Side):
             copying = pool.submit(copy) if is_on_host else None
             transfer.run(self.version + 1, {n: t.data for n, t in on_host.items()})
             self._is_through = True
-            state = copying.result() if copying else copy()
+        state = copying.result(0) if copying else copy()
         self._encoder = Encoder(state, profile=self._profile)
         return transfer.num_bytes
 
