@@ -203,8 +203,11 @@ RingStatus Ring::read(std::uint8_t* data, std::uint64_t size, Deadline deadline)
       const std::uint32_t head = word(header_->head).load(std::memory_order_acquire);
       if (head != tail) break;
       if (word(mine.state).load() == kGone) return {RingError::kDeadline};
-      if (word(writer.state).load() == kGone || is_dead(writer.pid))
+      if (word(writer.state).load() == kGone || is_dead(writer.pid)) {
+        // It may have written until it went.
+        if (word(header_->head).load(std::memory_order_acquire) != tail) break;
         return {RingError::kWriterGone};
+      }
       if (RingStatus status = wait(header_->head, head, deadline); !status.is_ok()) {
         return status;
       }

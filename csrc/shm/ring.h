@@ -31,7 +31,7 @@ struct RingStatus {
 };
 
 // One process's view of a ring. The writer is the rank that created it. Methods of one object are
-// called from one thread, but for cancel().
+// called from one thread, but for cancel(), leave() and drop().
 class Ring {
  public:
   using Deadline = std::chrono::steady_clock::time_point;

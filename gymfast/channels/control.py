@@ -128,6 +128,19 @@ class Control:
                 return self._values.pop(key)
             raise self._no_answer(wait_s)
 
+    @contextlib.contextmanager
+    def repeatable(self) -> Iterator[None]:
+        """Collective calls in the block count as not made if one fails: they may be made again.
+
+        For a wait that ends before rank 0 has anything to say.
+        """
+        number = self._number
+        try:
+            yield
+        except ChannelError:
+            self._number = number
+            raise
+
     def trouble(self, text: str) -> None:
         """Tells rank 0 that something went wrong here; from rank 0, tells all others."""
         for peer in [peer for peer in self._lines if peer not in self._lost]:
@@ -247,7 +260,7 @@ class Control:
                 self._take(peer, message)
         except BlockingIOError:
             return
-        except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        except (OSError, ValueError, TypeError) as error:  # msgspec's errors are ValueErrors
             if self._lines.get(peer) is line:
                 self._lose(peer, str(error))
 

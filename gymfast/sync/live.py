@@ -193,10 +193,9 @@ class LivePublisher(_Side):
     def _kind(self, weights: Weights, held: list[str]) -> Kind:
         if self._encoder is None or any(root != self._state.root.hex() for root in held):
             return "full"
-        names = {name: slot.spec for name, slot in self._state.slots.items()}
-        if sampled_density(self._state, weights) > self._max_density:
+        if self._state.slots.keys() != weights.keys():
             return "full"
-        return "delta" if names.keys() == weights.keys() else "full"
+        return "full" if sampled_density(self._state, weights) > self._max_density else "delta"
 
     def _send_delta(self, weights: Weights) -> int:
         sections = self._require_encoder().encode(weights)
@@ -262,14 +261,16 @@ class LiveSubscriber(_Side):
     def receive(self, *, timeout_s: float | None = None) -> LiveReport:
         """The next version, once rank 0 publishes it; `timeout_s` bounds the wait for that.
 
-        Raises ChannelError if it does not come or rank 0 fails, FormatError (ChecksumError,
-        CoverageError) for what does not fit. The weights are then as before, unless the error
-        says otherwise; the next version heals them.
+        Raises ChannelError if it does not come (it may be called again) or rank 0 fails,
+        FormatError (ChecksumError, CoverageError) for what does not fit. The weights are then as
+        before, unless the error says otherwise; the next version heals them.
         """
         control = self._control
         self._start()
-        control.gather(self._held(), self._timeout_s)
-        kind, version, self._bucket_bytes, specs = control.share(None, timeout_s or self._timeout_s)
+        with control.repeatable():
+            control.gather(self._held(), self._timeout_s)
+            offer = control.share(None, timeout_s or self._timeout_s)
+        kind, version, self._bucket_bytes, specs = offer
         self._lap("ask")
         num_bytes, failure = self._try(
             lambda: self._take_delta() if kind == "delta" else self._take_full(version, specs)

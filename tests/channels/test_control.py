@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from functools import partial
 
+import msgspec
 import pytest
 from channel_group import Controls, in_threads
 
@@ -220,3 +221,28 @@ def test_ipv6() -> None:
     assert in_threads(lambda: hub.control.form(5), lambda: control.form(5)) == [(0, 1)] * 2
     control.close()
     hub.close()
+
+
+@pytest.mark.parametrize("said", [b"\xff" * 64, b"\x05\0\0\0\x94\xa6formed", b"\xc1", b"\0\0\0\0"])
+def test_rubbish_of_a_rank_is_its_loss_and_ends_nothing_else(said: bytes) -> None:
+    group = Controls(3)
+    line = group.all[1]._lines[0]
+    line.sock.send(len(said).to_bytes(4, "little") + said)
+    deadline_s = time.monotonic() + 5
+    while 1 not in group.hub.control.lost and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert list(group.hub.control.lost) == [1]
+    assert in_threads(*(partial(c.gather, c.rank, 5) for c in (group.all[0], group.all[2])))[0] == {
+        0: 0,
+        2: 2,
+    }
+    group.close()
+
+
+def test_a_message_of_another_shape_is_the_loss_of_its_rank(controls: Controls) -> None:
+    body = msgspec.msgpack.encode(["formed", 1, 0, 7])  # a number where ranks belong
+    controls.all[1]._lines[0].sock.send(len(body).to_bytes(4, "little") + body)
+    deadline_s = time.monotonic() + 5
+    while 1 not in controls.hub.control.lost and time.monotonic() < deadline_s:
+        time.sleep(0.01)
+    assert list(controls.hub.control.lost) == [1]

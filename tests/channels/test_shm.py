@@ -117,3 +117,19 @@ def test_what_is_no_ring_is_refused(tmp_path) -> None:
     with pytest.raises(ChannelError, match="no ring of this version"):
         ShmRing.open(path, 2)  # a rank that is not in the group
     del ring
+
+
+def test_a_writer_that_leaves_at_once_has_been_read() -> None:
+    for number in range(300):
+        ring, path = make_ring(0, 2)
+        reader, memory = ShmRing.open(path, 1), np.zeros(64, np.uint8)
+
+        def write(ring: ShmRing = ring, number: int = number) -> None:
+            ring.write(noise(number, 64), 5.0)
+            ring.leave()
+
+        def read(reader: ShmRing = reader, memory: Any = memory) -> None:
+            reader.read(memory, 5.0)
+
+        assert in_threads([read, write]) == [None, None]
+        assert (memory == noise(number, 64)).all()

@@ -197,6 +197,26 @@ def test_other_names_are_refused_before_anything_is_written(live: Live) -> None:
     assert same(replica, before)
 
 
+def test_a_receiver_that_waited_in_vain_takes_the_next_version(live: Live) -> None:
+    live.sync()
+    for receiver in live.receivers:
+        with pytest.raises(ChannelError, match=r"rank 0 said nothing for 0\.15 s"):
+            receiver.receive(timeout_s=0.1)
+    step(live.weights, 1)
+    reports = live.sync()
+    assert (reports[0].kind, reports[0].failed) == ("delta", {})
+    assert all(same(live.weights, replica) for replica in live.replicas)
+
+
+def test_weights_that_cannot_be_sent_leave_all_where_they_were(live: Live) -> None:
+    live.sync()
+    with pytest.raises(TypeError):
+        live.publisher.publish({**live.weights, "norm": "text"})
+    step(live.weights, 1)
+    assert live.sync()[0].failed == {}
+    assert all(same(live.weights, replica) for replica in live.replicas)
+
+
 def test_memory_of_a_receiver_stays_where_it_is(live: Live) -> None:
     live.sync()
     before = {n: as_tensor(t).address for n, t in live.replicas[0].items()}
