@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from asyncio import CancelledError
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,12 +29,13 @@ class Ranks:
     def together(self, what: str) -> Iterator[None]:
         """A step of all ranks: left by all of them, or with an error on all of them.
 
-        The rank that fails raises its own error, the others a GymfastError that quotes it.
+        The rank that fails, or whose task is cancelled, raises its own error, the others a
+        GymfastError that quotes it.
         """
-        failure: Exception | None = None
+        failure: Exception | CancelledError | None = None
         try:
             yield
-        except Exception as error:  # noqa: BLE001 - raised below, once every rank knows of it
+        except (Exception, CancelledError) as error:  # noqa: BLE001 - raised once every rank knows
             failure = error
         texts = self.gather(None if failure is None else f"{type(failure).__name__}: {failure}")
         if failure is not None:
