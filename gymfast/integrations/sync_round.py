@@ -7,6 +7,7 @@ of them touches its engine.
 from __future__ import annotations
 
 import secrets
+import selectors
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -131,25 +132,39 @@ class RoundLeader:
         return "; ".join(f"reader {r}: {t}" for r, t in sorted(self._failures.items()))
 
     def _admit(self, num_members: int) -> None:
+        """Takes a line of each member; whoever connects and says nothing holds nobody up."""
         end_s = time.monotonic() + _ADMIT_S
-        while missing := set(range(num_members)) - self._lines.keys():
-            self._socket.settimeout(max(0.001, end_s - time.monotonic()))
-            try:
-                connection, (address, *_) = self._socket.accept()
-            except TimeoutError:
-                self._failures |= dict.fromkeys(missing, "it did not connect in time")
-                return
-            line = _Line(connection, f"the process at {address}")
-            try:
-                hello = line.receive(min(end_s, time.monotonic() + 5.0))
-            except GymfastError:  # somebody else, or a member that is gone: then it is missing
-                line.close()
-                continue
-            is_ours = secrets.compare_digest(hello.token.encode(), self.ticket.token.encode())
-            if not is_ours or hello.rank not in missing:
-                line.close()
-                continue
-            self._lines[hello.rank] = line
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            while missing := set(range(num_members)) - self._lines.keys():
+                left_s = end_s - time.monotonic()
+                ready = selector.select(left_s) if left_s > 0 else []
+                if not ready:
+                    self._failures |= dict.fromkeys(missing, "it did not connect in time")
+                    break
+                for key, _ in ready:
+                    if key.fileobj is self._socket:
+                        connection, (address, *_) = self._socket.accept()
+                        line = _Line(connection, f"the process at {address}")
+                        selector.register(connection, selectors.EVENT_READ, line)
+                    else:
+                        selector.unregister(key.fileobj)
+                        self._take_hello(key.data, end_s, missing)
+            for key in selector.get_map().values():
+                if key.data is not None:
+                    key.data.close()
+
+    def _take_hello(self, line: _Line, end_s: float, missing: set[int]) -> None:
+        try:
+            hello = line.receive(min(end_s, time.monotonic() + 5.0))
+        except GymfastError:  # somebody else, or a member that is gone: then it is missing
+            line.close()
+            return
+        is_ours = secrets.compare_digest(hello.token.encode(), self.ticket.token.encode())
+        if not is_ours or hello.rank not in missing or hello.rank in self._lines:
+            line.close()
+            return
+        self._lines[hello.rank] = line
 
     def _each(self, step: _Step) -> None:
         for rank, line in list(self._lines.items()):

@@ -187,3 +187,15 @@ def test_a_long_reason_is_cut(leader: RoundLeader, start: Any) -> None:
     leader.call_off("x" * 2**20, 1)
     with pytest.raises(ChainError, match=r"^x{2000}$"):
         taken.result()
+
+
+def test_connections_that_say_nothing_hold_no_member_up(leader: RoundLeader, start: Any) -> None:
+    address = (leader.ticket.host, leader.ticket.port)
+    silent = [socket.create_connection(address) for _ in range(30)]
+    member = start(RoundMember, leader.ticket, 0, 5.0)
+    settled = start(leader.settle, 7, 1, 5.0)
+    assert take(member.result()) == 7
+    assert settled.result(timeout=4) is None  # one after the other they would take 5 s each
+    assert all(connection.recv(1) == b"" for connection in silent)
+    for connection in silent:
+        connection.close()
