@@ -96,7 +96,7 @@ def _check_place(found: LogCheck, log: Log, seq: int, tip: Tip | None) -> Tip | 
         found.findings.append(_missing(log, seq, seq))
         return None
     except (FormatError, ChainError) as error:
-        found.num_foreign += error.number == NUMBER_MAC
+        found.num_foreign += isinstance(error, FormatError) and error.number == NUMBER_MAC
         found.findings.append(Finding("damage", where, str(error), seq=seq))
         return None
     found.entries.append(entry)

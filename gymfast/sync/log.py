@@ -82,7 +82,8 @@ class Log:
         records that are sound otherwise.
         """
         records: dict[int, LogRecord] = {}
-        damaged, foreign = set(), set()
+        damaged: set[int] = set()
+        foreign: set[int] = set()
         for seq in self.places():
             try:
                 records[seq] = self.read(seq)[0]
