@@ -153,7 +153,9 @@ def test_a_version_that_differs_stops_all_before_a_byte_moves(controls: Controls
     tensors = make_tensors(0, [10, 20])
     ranks = transfers(controls, {0: share_of(tensors)}, 512)
     memory = [tensors, zeros_like(tensors), zeros_like(tensors)]
-    errors = in_threads(*(partial(r.run, 5 + i, m) for i, (r, m) in enumerate(zip(ranks, memory))))
+    errors = in_threads(
+        *(partial(r.run, 5 + i, m) for i, (r, m) in enumerate(zip(ranks, memory, strict=True)))
+    )
     words = ("rank 1: it runs version 6, rank 0 runs 5", "rank 2: it runs version 7, rank 0 runs 5")
     assert all(isinstance(error, ChannelError) and error.ranks == (1, 2) for error in errors)
     assert all(word in str(error) for error in errors for word in words)
