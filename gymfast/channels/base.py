@@ -35,6 +35,8 @@ class Channel(ABC):
     """Whether a root goes on with those that are left, so that only the lost rank misses bytes."""
     takes_many_slots = False
     """Whether several slots of one root in a round cost less than copies into one."""
+    good_bucket_bytes = 4 << 20
+    """A size of buckets for whoever has no reason for another."""
     sizes_agreed = False
     """Whether all ranks are known to pass the same sizes, so that no round has to compare them."""
 
