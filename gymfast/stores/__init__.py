@@ -32,12 +32,11 @@ _PLANNED = {
     "azure": "gymfast[store]",
     "http": "gymfast[store]",
     "https": "gymfast[store]",
-    "modal": "gymfast[modal]",
 }
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store behind `memory:NAME`, `file:/PATH` or a plain path.
+    """The store behind `memory:NAME`, `file:/PATH`, `modal-volume://NAME/PREFIX` or a plain path.
 
     A path is taken literally (no percent decoding, no `~`); its folder is made by the first put.
     Raises ValueError for an unusable address, MissingDependencyError for a store that is not in
@@ -54,15 +53,28 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return MemoryStore.named(rest)
     if scheme == "file":
         return FileStore(_file_path(text, rest))
+    if scheme == "modal-volume":
+        return _modal_volume(text, rest)
     if scheme in _PLANNED:
         raise MissingDependencyError(
             f"store '{text}': '{scheme}:' is not in this version; it is planned as the extra "
             f"{_PLANNED[scheme]}. Use file:/PATH or memory:NAME"
         )
     raise ValueError(
-        f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH or a "
-        "plain path (write ./ before a relative path that holds a colon)"
+        f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH, "
+        "modal-volume://NAME/PREFIX or a plain path (write ./ before a relative path that holds "
+        "a colon)"
     )
+
+
+def _modal_volume(url: str, rest: str) -> Store:
+    """The store behind modal-volume://NAME/PREFIX."""
+    from gymfast.stores.modal_volume import ModalVolumeStore
+
+    if not rest.startswith("//"):
+        raise ValueError(f"store '{url}': expected modal-volume://NAME/PREFIX")
+    name, _, prefix = rest[2:].partition("/")
+    return ModalVolumeStore(name, prefix.rstrip("/"))
 
 
 def _file_path(url: str, rest: str) -> str:
