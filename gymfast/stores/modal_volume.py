@@ -239,11 +239,10 @@ class ModalVolumeStore:
 
     def _next(self, stream: _Stream) -> bytes:
         """The next chunk; b"" at the end."""
-        if stream.rest:
-            chunk = bytes(stream.rest)
-            stream.rest.clear()
-            return chunk
-        chunk: bytes = self._call(lambda: anext(stream.chunks, b""))
+        chunk = bytes(stream.rest)
+        stream.rest.clear()
+        if not chunk:
+            chunk = self._call(lambda: anext(stream.chunks, b""))
         return chunk
 
     def _read(self, stream: _Stream, length: int) -> bytes:
