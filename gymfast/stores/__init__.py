@@ -36,7 +36,8 @@ _PLANNED = {
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store behind `memory:NAME`, `file:/PATH`, `modal-volume://NAME/PREFIX` or a plain path.
+    """The store behind `memory:NAME`, `file:/PATH`, `modal-volume://NAME/PREFIX`, `relay://HOST:PORT`
+    or a plain path.
 
     A path is taken literally (no percent decoding, no `~`); its folder is made by the first put.
     Raises ValueError for an unusable address, MissingDependencyError for a store that is not in
@@ -55,6 +56,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return FileStore(_file_path(text, rest))
     if scheme == "modal-volume":
         return _modal_volume(text, rest)
+    if scheme == "relay":
+        return _relay(text, rest)
     if scheme in _PLANNED:
         raise MissingDependencyError(
             f"store '{text}': '{scheme}:' is not in this version; it is planned as the extra "
@@ -62,8 +65,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         )
     raise ValueError(
         f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH, "
-        "modal-volume://NAME/PREFIX or a plain path (write ./ before a relative path that holds "
-        "a colon)"
+        "modal-volume://NAME/PREFIX, relay://HOST:PORT[,STORE] or a plain path (write ./ before a "
+        "relative path that holds a colon)"
     )
 
 
@@ -75,6 +78,29 @@ def _modal_volume(url: str, rest: str) -> Store:
         raise ValueError(f"store '{url}': expected modal-volume://NAME/PREFIX")
     name, _, prefix = rest[2:].partition("/")
     return ModalVolumeStore(name, prefix.rstrip("/"))
+
+
+def _relay(url: str, rest: str) -> Store:
+    """The store behind relay://HOST:PORT, or relay://HOST:PORT,STORE with what it fetches from.
+
+    The key of the relay is in the file that GYMFAST_RELAY_KEY_FILE names.
+    """
+    from gymfast.key_file import read_key_file
+    from gymfast.stores.fallback import FallbackStore
+    from gymfast.stores.remote import RemoteStore
+
+    if not rest.startswith("//"):
+        raise ValueError(f"store '{url}': expected relay://HOST:PORT or relay://HOST:PORT,STORE")
+    address, _, behind = rest[2:].partition(",")
+    key_file = os.environ.get("GYMFAST_RELAY_KEY_FILE")
+    try:
+        key = read_key_file(key_file) if key_file else None
+    except OSError as error:
+        raise ValueError(
+            f"GYMFAST_RELAY_KEY_FILE is '{key_file}', which cannot be read: {error.strerror}"
+        ) from error
+    relay = RemoteStore(address, key)
+    return FallbackStore(relay, open_store(behind)) if behind else relay
 
 
 def _file_path(url: str, rest: str) -> str:

@@ -124,6 +124,16 @@ def chunks_of(data: Blob | Iterable[Blob]) -> Iterator[memoryview]:
             yield view
 
 
+def copied(data: Blob | Iterable[Blob]) -> bytes:
+    """The bytes of `data`, each chunk copied before the next is asked for."""
+    if isinstance(data, bytes):
+        return data
+    joined = bytearray()
+    for chunk in chunks_of(data):
+        joined += chunk
+    return bytes(joined)
+
+
 def _check_text(text: str, what: str) -> None:
     if not isinstance(text, str):
         raise TypeError(f"{what} {_shown(text)} is {type(text).__name__}, not str")

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from gymfast.errors import ConflictError, NotFoundError, StoreError
-from gymfast.stores.base import Blob, check_key, check_prefix, check_range, chunks_of
+from gymfast.stores.base import Blob, check_key, check_prefix, check_range, copied
 
 _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
@@ -33,13 +33,13 @@ class MemoryStore:
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         check_key(key)
-        blob = _copy(data)
+        blob = copied(data)
         with self._lock:
             self._insert("put", key, blob)
 
     def create(self, key: str, data: Blob) -> None:
         check_key(key)
-        blob = _copy(data)
+        blob = copied(data)
         with self._lock:
             if key in self._objects:
                 raise ConflictError(f"create '{key}' in {self.url}: it exists already")
@@ -99,13 +99,3 @@ class MemoryStore:
 
     def _used(self) -> int:
         return sum(map(len, self._objects.values()))
-
-
-def _copy(data: Blob | Iterable[Blob]) -> bytes:
-    """The bytes of `data`, each chunk copied before the next is asked for."""
-    if isinstance(data, bytes):
-        return data
-    joined = bytearray()
-    for chunk in chunks_of(data):
-        joined += chunk
-    return bytes(joined)

@@ -20,7 +20,15 @@ from io import BytesIO
 from typing import Any, TypeVar
 
 from gymfast.errors import ConflictError, MissingDependencyError, NotFoundError, StoreError
-from gymfast.stores.base import Blob, check_key, check_prefix, check_range, chunks_of, is_key
+from gymfast.stores.base import (
+    Blob,
+    check_key,
+    check_prefix,
+    check_range,
+    chunks_of,
+    copied,
+    is_key,
+)
 
 TIMEOUT_S = 120.0
 """How long one call may go without an answer; for uploads and reads this is the whole of a file,
@@ -339,7 +347,7 @@ def _uploadable(data: Blob | Iterable[Blob]) -> Iterator[BytesIO | str]:
     Not the open file: modal 1.6 reads several blocks of one at a time with one position for all.
     """
     if isinstance(data, bytes | bytearray | memoryview):
-        yield BytesIO(b"".join(chunks_of(data)))
+        yield BytesIO(copied(data))
         return
     with tempfile.NamedTemporaryFile(prefix="gymfast-") as file:
         for chunk in chunks_of(data):
