@@ -27,6 +27,7 @@ class FallbackStore:
 
     def __init__(self, first: Store, second: Store) -> None:
         self.url = f"{first.url},{second.url}"
+        self.num_ahead = first.num_ahead
         self._first = first
         self._second = second
         self._not_before_s = 0.0

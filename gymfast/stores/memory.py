@@ -16,6 +16,7 @@ class MemoryStore:
     """Blobs in a dictionary; `limit_bytes` makes it a small disk that can run full."""
 
     has_create_only = True
+    num_ahead = 0
 
     def __init__(self, name: str = "", *, limit_bytes: int | None = None) -> None:
         self.url = f"memory:{name}"

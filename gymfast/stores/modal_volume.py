@@ -64,6 +64,7 @@ class ModalVolumeStore:
     """
 
     has_create_only = True
+    num_ahead = 0  # the package reads ahead itself
 
     def __init__(self, name: str, prefix: str = "", *, timeout_s: float = TIMEOUT_S) -> None:
         if not _NAME.fullmatch(name):

@@ -35,6 +35,7 @@ class RemoteStore:
     """
 
     has_create_only = True
+    num_ahead = 4
 
     def __init__(
         self, address: str, key: bytes | None = None, *, timeout_s: float = TIMEOUT_S

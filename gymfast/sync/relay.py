@@ -44,6 +44,7 @@ class RelayCache:
     """
 
     has_create_only = False
+    num_ahead = 0
 
     def __init__(
         self,
