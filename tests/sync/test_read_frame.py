@@ -39,7 +39,7 @@ class FarStore(PassThroughStore):
             self.most = max(self.most, self.under_way)
             self.changed.notify_all()
             enough = min(self.num_ahead, self.num_reads - self.done)
-            self.changed.wait_for(lambda: self.under_way >= enough, timeout=1)
+            self.changed.wait_for(lambda: self.under_way >= enough, timeout=0.2)
         try:
             return super().get_range(key, start, length)
         finally:
