@@ -6,15 +6,20 @@ import os
 import re
 
 from gymfast.errors import MissingDependencyError
+from gymfast.stores.addresses import is_object_scheme, redacted
 from gymfast.stores.base import Blob, Store, check_key, check_prefix
 from gymfast.stores.filesystem import FileStore
 from gymfast.stores.memory import MemoryStore
+from gymfast.stores.objects import ObjectStore
 from gymfast.stores.probe import check_create_only
+from gymfast.stores.web import HttpStore
 
 __all__ = [
     "Blob",
     "FileStore",
+    "HttpStore",
     "MemoryStore",
+    "ObjectStore",
     "Store",
     "check_create_only",
     "check_key",
@@ -24,24 +29,17 @@ __all__ = [
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 
-_PLANNED = {
-    "s3": "gymfast[store]",
-    "gs": "gymfast[store]",
-    "gcs": "gymfast[store]",
-    "az": "gymfast[store]",
-    "azure": "gymfast[store]",
-    "http": "gymfast[store]",
-    "https": "gymfast[store]",
-    "modal": "gymfast[modal]",
-}
+_PLANNED = {"modal": "gymfast[modal]"}
 
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store behind `memory:NAME`, `file:/PATH` or a plain path.
+    """The store behind `memory:NAME`, `file:/PATH`, a plain path, or a URL (docs/stores.md).
 
-    A path is taken literally (no percent decoding, no `~`); its folder is made by the first put.
-    Raises ValueError for an unusable address, MissingDependencyError for a store that is not in
-    this build: the text says what it needs.
+    URLs are `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, and `https://` or
+    `http://` to read. A path is taken literally (no percent decoding, no `~`); its folder is made
+    by the first put. Nothing is asked of a store here.
+    Raises ValueError for an unusable address, MissingDependencyError for a store that is not
+    installed: the text says what it needs, StoreError for unusable settings in the environment.
     """
     text = os.fspath(url)
     if not isinstance(text, str):
@@ -54,14 +52,17 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return MemoryStore.named(rest)
     if scheme == "file":
         return FileStore(_file_path(text, rest))
+    if is_object_scheme(scheme):
+        return HttpStore(text) if scheme.startswith("http") else ObjectStore(text)
     if scheme in _PLANNED:
         raise MissingDependencyError(
-            f"store '{text}': '{scheme}:' is not in this version; it is planned as the extra "
-            f"{_PLANNED[scheme]}. Use file:/PATH or memory:NAME"
+            f"store '{redacted(text)}': '{scheme}:' is not in this version; it is planned as the "
+            f"extra {_PLANNED[scheme]}. Use file:/PATH or memory:NAME"
         )
     raise ValueError(
-        f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH or a "
-        "plain path (write ./ before a relative path that holds a colon)"
+        f"store '{redacted(text)}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH, "
+        "s3://, gs://, az://, https:// or a plain path (write ./ before a relative path that holds "
+        "a colon)"
     )
 
 
