@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
@@ -26,20 +27,25 @@ class Held:
 
     body: bytes
     meta: dict[str, str]
+    tag: str = ""
 
-    @property
-    def tag(self) -> str:
-        return f'"{hashlib.md5(self.body).hexdigest()}"'
+    def __post_init__(self) -> None:
+        self.tag = f'"{hashlib.md5(self.body).hexdigest()}"'
 
 
 @dataclass
 class Bucket:
-    """What the server holds; `ignores_conditions` makes it a bad one; `requests` is its log."""
+    """What the server holds; `requests` is its log, `num_bytes` what it was sent.
+
+    `ignores_conditions` makes it a bad one. A sink forgets the parts of uploads.
+    """
 
     objects: dict[str, Held] = field(default_factory=dict)
     uploads: dict[str, tuple[dict[str, str], dict[int, bytes]]] = field(default_factory=dict)
     requests: list[tuple[str, str]] = field(default_factory=list)
     ignores_conditions: bool = False
+    is_sink: bool = False
+    num_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     endpoint: str = ""
 
@@ -67,6 +73,7 @@ class Quiet(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def fail(self, status: int, code: str, **fields: str) -> None:
+        """An error as these stores give it."""
         inside = "".join(f"<{name}>{value}</{name}>" for name, value in fields.items())
         self.answer(status, f"<Error><Code>{code}</Code>{inside}</Error>".encode())
 
@@ -108,6 +115,10 @@ def serve_bucket(**settings: bool) -> Iterator[Bucket]:
 class _Handler(Quiet):
     held: Bucket
 
+    def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
+        """Kept until the lock is free: a client that does not read must not hold others up."""
+        self._send = partial(super().answer, status, body, **headers)
+
     def _route(self) -> None:
         parts = urlsplit(self.path)
         name, _, self.key = unquote(parts.path).lstrip("/").partition("/")
@@ -115,14 +126,16 @@ class _Handler(Quiet):
         self.data = self.body()
         with self.held.lock:
             self.held.requests.append((self.command, self.key))
+            self.held.num_bytes += len(self.data) if self.command == "PUT" else 0
             if name != "bucket":
                 self.fail(404, "NoSuchBucket")
             elif not self.key:
                 self._list()
             else:
                 getattr(self, f"_{self.command.lower()}")()
+        self._send()
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _route
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _route  # noqa: N815
 
     def _list(self) -> None:
         prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
@@ -183,7 +196,7 @@ class _Handler(Quiet):
             if upload is None:
                 self.fail(404, "NoSuchUpload")
                 return
-            upload[1][int(self.query["partNumber"])] = self.data
+            upload[1][int(self.query["partNumber"])] = b"" if self.held.is_sink else self.data
             self.answer(200, etag=f'"{hashlib.md5(self.data).hexdigest()}"')
             return
         is_create = self.headers.get("if-none-match") == "*"

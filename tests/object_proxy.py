@@ -108,7 +108,7 @@ class _Handler(Quiet):
         else:
             self._spoil(kind, *self._forward(data))
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PROPFIND = _route
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PROPFIND = _route  # noqa: N815
 
     def _forward(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
         connection = http.client.HTTPConnection(self.target_host, timeout=60)

@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 NUM_PARALLEL = 4
-PUT_MEMORY_BYTES = (NUM_PARALLEL + 3) * PART_BYTES
-"""What a put holds beside the caller's bytes, at most: parts under way, waiting and filling."""
+PUT_MEMORY_BYTES = (NUM_PARALLEL + 4) * PART_BYTES
+"""What a put holds beside the caller's bytes, at most: parts under way, waiting, filling; buffers."""
 
 _NONCE = "gymfastnonce"  # a legal name for metadata in each of the stores
 _SMALL_BYTES = 256 << 10
@@ -110,9 +110,11 @@ class ObjectStore:
             raise StoreError(
                 f"get '{key}' from {self.url}: {size} bytes, over the limit of {max_bytes}"
             )
-        if size > PART_BYTES:
-            return self._get_parts("get", key, range(size), result.meta["e_tag"])
-        return self._body("get", key, result, size)
+        if size <= PART_BYTES:
+            return self._body("get", key, result, size)
+        tag: str | None = result.meta["e_tag"]
+        del result  # ends its connection: nothing was read from it
+        return self._get_parts("get", key, range(size), tag)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_key(key)
