@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from gymfast.errors import NotFoundError, StoreError
-from gymfast.stores.addresses import Address, redacted
+from gymfast.stores.addresses import redacted
 
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>|\"(?:reason|code)\": ?\"(\w{1,64})\"")
@@ -39,6 +39,7 @@ _SLOW = "no answer in time: check network and store, then try again"
 _SERVER = "the store failed: try again later"
 _REPLACED = "the object was written by somebody else meanwhile: try again"
 _CUT = "the answer ended early or does not fit the request: the bytes were cut on the way"
+_UNEXPECTED = "this is not expected of an object store: check address and endpoint"
 _NO_RANGES = "the server does not serve ranges: use another one"
 
 _BY_CODE = {
@@ -87,30 +88,36 @@ _BY_TEXT = (
     ("redirect without location", _REGION_HINT),
     ("credential", _MISSING),
     ("unable to sign", _CREDENTIALS),
-    ("dns error", _UNREACHABLE),
-    ("connection refused", _UNREACHABLE),
-    ("client error (connect)", _UNREACHABLE),
-    ("timed out", _SLOW),
-    ("timeout", _SLOW),
     ("non-partial response", _NO_RANGES),
+    ("content-length", "the server does not say how long the object is: use another one"),
     ("requested", _CUT),
     ("content-range", _CUT),
-    ("content-length", "the server does not say how long the object is: use another one"),
-    ("response body", _CUT),
     ("error decoding", _CUT),
-    ("end of file", _CUT),
-    ("connection closed", _SLOW),
-    ("error sending request", _UNREACHABLE),
+    ("response body", _CUT),
+)
+# The same for the causes of a request that failed, which obstore names further down.
+_BY_CAUSE = (
+    ("dns error", _UNREACHABLE),
+    ("connectionrefused", _UNREACHABLE),
+    ("connect,", _UNREACHABLE),
+    ("timedout", _SLOW),
+    ("timed out", _SLOW),
+    ("incompletemessage", _CUT),
+    ("", _UNREACHABLE),
 )
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What is known of a failed request: status 0 and code "" where the server gave none."""
+    """What is known of a failed request: status 0 and code "" where the server gave none.
+
+    `hint` says what to do.
+    """
 
     status: int
     code: str
     text: str
+    hint: str
 
     @property
     def is_final(self) -> bool:
@@ -126,35 +133,32 @@ class Answer:
 
 def answer_of(error: BaseException) -> Answer:
     """The answer in an error of obstore."""
-    whole = str(error).partition("\n\nDebug source:")[0]
+    whole, _, causes = str(error).partition("\n\nDebug source:")
     status, code = _STATUS.search(whole), _CODE.search(whole)
-    region = _REGION.search(whole)
-    text = whole.partition(" - Server returned")[0] if status else whole
+    text = redacted(whole.partition(" - Server returned")[0] if status else whole)[:_MAX_CHARS]
+    if _METADATA.search(text):
+        return Answer(0, "", text, _MISSING)
+    if not status:
+        return Answer(0, "", text, _hint_of(text.lower(), causes.lower()))
     found = (code[1] or code[2]) if code else ""
-    hint = f"; it is in '{region[1]}'" if region else ""
-    return Answer(int(status[1]) if status else 0, found, redacted(text)[-_MAX_CHARS:] + hint)
+    hint = _BY_CODE.get(found) or _BY_STATUS.get(int(status[1]), _UNEXPECTED)
+    if hint is _REGION_HINT and (region := _REGION.search(whole)):
+        hint = f"the bucket is in the region {region[1]}: set AWS_REGION"
+    return Answer(int(status[1]), found, text, hint)
 
 
-def store_error(answer: Answer, where: str, address: Address, *, is_write: bool) -> StoreError:
+def store_error(answer: Answer, where: str, *, is_write: bool) -> StoreError:
     """One error for an answer; `where` names the operation, the object and the store."""
-    if _METADATA.search(answer.text) and address.kind != "http":
-        return StoreError(f"{where}: {_MISSING}")
     if answer.is_absent and not is_write:
         return NotFoundError(f"{where}: no such object")
-    code = f"{answer.code} " if answer.code else ""
-    region = answer.text.partition("; it is in ")[2]
-    hint = _BY_CODE.get(answer.code) or _BY_STATUS.get(answer.status) or _hint_of(answer)
-    if hint is _REGION_HINT and region:
-        hint = f"the bucket is in the region {region}: set AWS_REGION"
     if answer.status:
-        return StoreError(f"{where}: the store answered {code}{answer.status}; {hint}")
-    return StoreError(f"{where}: {hint} ({answer.text})")
+        code = f"{answer.code} " if answer.code else ""
+        return StoreError(f"{where}: the store answered {code}{answer.status}; {answer.hint}")
+    return StoreError(f"{where}: {answer.hint} ({answer.text})")
 
 
-def _hint_of(answer: Answer) -> str:
-    text = answer.text.lower()
-    if not answer.status:
-        for part, hint in _BY_TEXT:
-            if part in text:
-                return hint
-    return "this is not expected of an object store: check address and endpoint"
+def _hint_of(text: str, causes: str) -> str:
+    for part, hint in _BY_TEXT:
+        if part in text:
+            return hint
+    return next(hint for part, hint in _BY_CAUSE if part in causes or part in text)

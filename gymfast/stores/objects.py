@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 NUM_PARALLEL = 4
 PUT_MEMORY_BYTES = (NUM_PARALLEL + 4) * PART_BYTES
-"""What a put holds beside the caller's bytes, at most: parts under way, waiting, filling; buffers."""
+"""What a put holds beside the caller's bytes: parts under way, waiting and filling, buffers."""
 
 _NONCE = "gymfastnonce"  # a legal name for metadata in each of the stores
 _SMALL_BYTES = 256 << 10
@@ -99,7 +99,7 @@ class ObjectStore:
                 return
             if found is not None:
                 raise ConflictError(f"create '{key}' in {self.url}: it exists already")
-            if next(pauses, None) is None:
+            if not next(pauses, False):
                 self._fail("create", key, answer)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
@@ -268,12 +268,12 @@ class ObjectStore:
     def _fail(self, operation: str, key: str, answer: Answer) -> NoReturn:
         is_write = operation in ("put", "create", "list")
         where = f"{operation} '{key}' in {self.url}"
-        raise store_error(answer, where, self._address, is_write=is_write)
+        raise store_error(answer, where, is_write=is_write)
 
-    def _pauses(self) -> Iterator[None]:
-        """Sleeps before each value, each time longer, until `retry_s` have passed."""
+    def _pauses(self) -> Iterator[bool]:
+        """True after each of ever longer sleeps, until `retry_s` have passed."""
         end_s, pause_s = time.monotonic() + self._retry_s, FIRST_PAUSE_S
         while time.monotonic() < end_s:
             time.sleep(pause_s * (0.5 + secrets.randbelow(1000) / 1000))
-            yield
+            yield True
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
