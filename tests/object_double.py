@@ -45,6 +45,7 @@ class Bucket:
     requests: list[tuple[str, str]] = field(default_factory=list)
     ignores_conditions: bool = False
     is_sink: bool = False
+    is_webdav: bool = False
     num_bytes: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
     endpoint: str = ""
@@ -224,6 +225,28 @@ class _Handler(Quiet):
         held = Held(b"".join(found[1][n] for n in sorted(found[1])), found[0])
         xml = f"<CompleteMultipartUploadResult><ETag>{escape(held.tag)}</ETag>"
         self._store(held, f"{xml}</CompleteMultipartUploadResult>".encode())
+
+    def do_PROPFIND(self) -> None:
+        """The lists of WebDAV, from which a web server of objects is followed."""
+        self.body()
+        folder = unquote(urlsplit(self.path).path).strip("/").removeprefix("bucket").strip("/")
+        with self.held.lock:
+            found = {k: v for k, v in self.held.objects.items() if k.startswith(f"{folder}/")}
+        if not self.held.is_webdav:
+            self.fail(405, "MethodNotAllowed")
+        elif not found:
+            self.fail(404, "NotFound")
+        else:
+            rows = "".join(
+                f"<D:response><D:href>/bucket/{key}</D:href><D:propstat><D:prop><D:resourcetype/>"
+                f"<D:getcontentlength>{len(held.body)}</D:getcontentlength>"
+                "<D:getlastmodified>Thu, 01 Jan 2026 00:00:00 GMT</D:getlastmodified></D:prop>"
+                "<D:status>HTTP/1.1 200 OK</D:status></D:propstat></D:response>"
+                for key, held in found.items()
+            )
+            body = f'<D:multistatus xmlns:D="DAV:">{rows}</D:multistatus>'.encode()
+            self.answer(207, body, content_type="text/xml")
+        self._send()
 
     def _delete(self) -> None:
         if "uploadId" in self.query:

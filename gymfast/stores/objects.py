@@ -49,6 +49,9 @@ class ObjectStore:
     Credentials are found by obstore: environment, then the role of the machine.
     """
 
+    num_parallel = NUM_PARALLEL
+    """Reads that a caller may have under way at a time: each one waits for the network."""
+
     _started_in: ClassVar[int | None] = None
 
     def __init__(self, url: str, *, timeout_s: float = 15.0, retry_s: float = 30.0) -> None:
@@ -193,8 +196,12 @@ class ObjectStore:
     def _keys_in(self, client: Client, prefix: str) -> Sequence[str]:
         folder = prefix.rpartition("/")[0]
         pages = self._obstore.list(client, folder or None, chunk_size=1000)
-        keys = [meta["path"] for page in pages for meta in page]
+        keys = [self._key_of(meta["path"]) for page in pages for meta in page]
         return sorted(key for key in keys if key.startswith(prefix) and is_key(key))
+
+    def _key_of(self, path: str) -> str:
+        """The key of an object that was listed at this path."""
+        return path
 
     def _get_parts(self, operation: str, key: str, wanted: range, tag: str | None) -> bytes:
         """The bytes in parts, several at a time, all of the object that has this tag."""

@@ -42,6 +42,10 @@ class HttpStore(ObjectStore):
             )
         return iter(keys)
 
+    def _key_of(self, path: str) -> str:
+        # obstore lists whole paths of the server, those of its other stores begin at the prefix.
+        return path.removeprefix(f"{self._address.prefix}/")
+
     def _require_bucket(self, operation: str, key: str) -> None:
         """Nothing: a web server has no buckets."""
 

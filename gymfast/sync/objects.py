@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -142,13 +144,38 @@ def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
             f"'{key}' in {store.url} has {size} bytes, its record says {ref.num_bytes}: the object "
             f"is damaged; {_WHAT_TO_DO}"
         )
-    sha = hashlib.sha256()
-    for start in range(0, size, _READ_BYTES):
-        piece = store.get_range(key, start, min(_READ_BYTES, size - start))
+    sha, num_read = hashlib.sha256(), 0
+    for piece in _pieces(store, key, size):
         sha.update(piece)
-        if start + len(piece) == size and sha.hexdigest() != ref.digest:
+        num_read += len(piece)
+        if num_read == size and sha.hexdigest() != ref.digest:
             raise ChecksumError(
                 f"'{key}' in {store.url} has SHA-256 {sha.hexdigest()}, its record says "
                 f"{ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
             )
         yield piece
+
+
+def _pieces(store: Store, key: str, size: int) -> Iterator[bytes]:
+    """The bytes of an object in order, a few MiB at a time.
+
+    A store that is far away (it has `num_parallel`) is asked for that many pieces ahead.
+    """
+    wanted = [(start, min(_READ_BYTES, size - start)) for start in range(0, size, _READ_BYTES)]
+    num_ahead: int = getattr(store, "num_parallel", 1)
+    if num_ahead == 1 or len(wanted) < 2:
+        for start, length in wanted:
+            yield store.get_range(key, start, length)
+        return
+    with ThreadPoolExecutor(num_ahead) as pool:
+        ahead: deque[Future[bytes]] = deque()
+        try:
+            for start, length in wanted:
+                ahead.append(pool.submit(store.get_range, key, start, length))
+                if len(ahead) == num_ahead:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+        finally:
+            for piece in ahead:
+                piece.cancel()
