@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import re
 
-from gymfast.errors import MissingDependencyError
+from gymfast.stores.addresses import is_object_scheme, redacted
 from gymfast.stores.base import Blob, Store, check_key, check_prefix
 from gymfast.stores.filesystem import FileStore
 from gymfast.stores.memory import MemoryStore
+from gymfast.stores.objects import ObjectStore
 from gymfast.stores.probe import check_create_only
+from gymfast.stores.web import HttpStore
 
 __all__ = [
     "Blob",
     "FileStore",
+    "HttpStore",
     "MemoryStore",
+    "ObjectStore",
     "Store",
     "check_create_only",
     "check_key",
@@ -24,24 +28,16 @@ __all__ = [
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 
-_PLANNED = {
-    "s3": "gymfast[store]",
-    "gs": "gymfast[store]",
-    "gcs": "gymfast[store]",
-    "az": "gymfast[store]",
-    "azure": "gymfast[store]",
-    "http": "gymfast[store]",
-    "https": "gymfast[store]",
-}
-
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store behind `memory:NAME`, `file:/PATH`, `modal-volume://NAME/PREFIX`, `relay://HOST:PORT`
-    or a plain path.
+    """The store behind `memory:NAME`, `file:/PATH`, a plain path, or a URL (docs/stores.md).
 
-    A path is taken literally (no percent decoding, no `~`); its folder is made by the first put.
-    Raises ValueError for an unusable address, MissingDependencyError for a store that is not in
-    this build: the text says what it needs.
+    URLs are `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `https://` or
+    `http://` to read, `modal-volume://NAME/PREFIX` and `relay://HOST:PORT[,STORE]`. A path is taken
+    literally (no percent decoding, no `~`); its folder is made by the first put. Nothing is asked
+    of a store here.
+    Raises ValueError for an unusable address, MissingDependencyError for a store that is not
+    installed: the text says what it needs, StoreError for unusable settings in the environment.
     """
     text = os.fspath(url)
     if not isinstance(text, str):
@@ -58,15 +54,12 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return _modal_volume(text, rest)
     if scheme == "relay":
         return _relay(text, rest)
-    if scheme in _PLANNED:
-        raise MissingDependencyError(
-            f"store '{text}': '{scheme}:' is not in this version; it is planned as the extra "
-            f"{_PLANNED[scheme]}. Use file:/PATH or memory:NAME"
-        )
+    if is_object_scheme(scheme):
+        return HttpStore(text) if scheme.startswith("http") else ObjectStore(text)
     raise ValueError(
-        f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH, "
-        "modal-volume://NAME/PREFIX, relay://HOST:PORT[,STORE] or a plain path (write ./ before a "
-        "relative path that holds a colon)"
+        f"store '{redacted(text)}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH, "
+        "s3://, gs://, az://, https://, modal-volume://, relay:// or a plain path (write ./ before "
+        "a relative path that holds a colon)"
     )
 
 
