@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from sync.harness import RUN, assert_same, history, reader, zeros_like
 from gymfast.errors import ConflictError, StoreError
 from gymfast.stores import ObjectStore, object_client, objects, open_store
 from gymfast.sync import Publisher, collect
-from gymfast.sync.objects import ObjectRef, read_object
+from gymfast.sync.keys import RunKeys
+from gymfast.sync.manifest import FrameRef, ObjectRef
+from gymfast.sync.objects import read_frame
 
 
 @pytest.fixture
@@ -121,15 +125,14 @@ def test_what_retention_drops_is_gone_from_the_bucket(store: ObjectStore, bucket
 def test_a_long_object_is_read_in_pieces_ahead_and_checked(
     store: ObjectStore, proxy: Proxy
 ) -> None:
-    import hashlib
-
     blob = os.urandom(20 << 20)
-    store.put("k", blob)
     ref = ObjectRef(hashlib.sha256(blob).hexdigest(), len(blob))
-    pieces = list(read_object(store, "k", ref))
+    keys, record = RunKeys("r"), SimpleNamespace(epoch=1, frame=FrameRef(len(blob), (ref,)))
+    store.put(keys.object(1, ref.digest), blob)
+    pieces = list(read_frame(store, keys, record))
     assert len(pieces) == 3
     assert b"".join(pieces) == blob
     proxy.troubles.append(Trouble("answer", "GET", status=403, code="AccessDenied", skip=1))
     with pytest.raises(StoreError, match="AccessDenied"):
-        list(read_object(store, "k", ref))
-    assert np.frombuffer(next(read_object(store, "k", ref)), np.uint8).size == 8 << 20
+        list(read_frame(store, keys, record))
+    assert np.frombuffer(next(read_frame(store, keys, record)), np.uint8).size == 8 << 20
