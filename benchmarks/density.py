@@ -152,8 +152,9 @@ def generated(size_bytes: int) -> Iterator[Row]:
 
 def stored() -> Iterator[Row]:
     """The real optimizer steps of ../shared/data/rl-pairs, where they are."""
-    from benchmarks.data import PAIRS, stored_names
     from safetensors.numpy import load_file
+
+    from benchmarks.data import PAIRS, stored_names
 
     for name in stored_names():
         pair = load_file(PAIRS / f"{name}.safetensors")
