@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from gymfast.delta import Tensor, as_tensor, encode
-from gymfast.delta.quantised import Fp8Scheme, Int4Scheme, Quantiser, Scheme
+from gymfast.quantised import Fp8Scheme, Int4Scheme, Quantiser, Scheme
 
 SCHEMA = "gymfast-density/1"
 SCHEMES: dict[str, Scheme] = {
@@ -179,7 +179,7 @@ def trained(*, quick: bool) -> Iterator[Row]:
 
 
 def _bf16(tensor: Tensor) -> Tensor:
-    from gymfast.delta.quantised.floats import tensor_of, values_of
+    from gymfast.quantised.floats import tensor_of, values_of
 
     return tensor_of(values_of(tensor, "master"), "BF16")
 

@@ -11,9 +11,9 @@ import torch
 from cli_commands import Gymfast
 from safetensors.torch import load_file, save_file
 
-from gymfast.delta.quantised import Fp8Scheme, Int4Scheme, Quantiser
-from gymfast.delta.quantised.floats import tensor_of
 from gymfast.delta.tensors import like
+from gymfast.quantised import Fp8Scheme, Int4Scheme, Quantiser
+from gymfast.quantised.floats import tensor_of
 
 RUN = ("--run", "demo")
 NAME = "model.layers.0.mlp.up_proj.weight"

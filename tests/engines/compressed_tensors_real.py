@@ -23,8 +23,8 @@ from compressed_tensors.quantization.utils import calculate_qparams
 from safetensors.torch import save_file
 
 from gymfast.delta import as_tensor
-from gymfast.delta.quantised import Fp8Scheme, Int4Scheme
 from gymfast.delta.tensors import like
+from gymfast.quantised import Fp8Scheme, Int4Scheme
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "quantised.safetensors"
 SCHEMES = {

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from gymfast.delta import Tensor, as_tensor
-from gymfast.delta.quantised import Fp8Scheme, Int4Scheme, Quantiser
-from gymfast.delta.quantised.floats import e4m3_codes, e4m3_values, rounded, tensor_of, values_of
-from gymfast.delta.quantised.int4 import pack_int4, unpack_int4
 from gymfast.delta.safetensors_files import Checkpoint
 from gymfast.errors import CoverageError, FormatError
 from gymfast.models.config import Experts, ModelConfig
 from gymfast.models.formats import tensor_bytes
 from gymfast.models.tensors import tensors_of
+from gymfast.quantised import Fp8Scheme, Int4Scheme, Quantiser
+from gymfast.quantised.floats import e4m3_codes, e4m3_values, rounded, tensor_of, values_of
+from gymfast.quantised.int4 import pack_int4, unpack_int4
 from gymfast.stores import MemoryStore
 from gymfast.sync import LiveTarget, Publisher, Subscriber
 

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gymfast.delta.quantised.floats import (
+from gymfast.delta.tensors import Tensor
+from gymfast.errors import FormatError
+from gymfast.quantised.floats import (
     E4M3_MAX,
     F32,
     e4m3_codes,
@@ -21,8 +23,6 @@ from gymfast.delta.quantised.floats import (
     tensor_of,
     values_of,
 )
-from gymfast.delta.tensors import Tensor
-from gymfast.errors import FormatError
 
 WEIGHT, SCALE = "", "_scale_inv"
 _LAST_STEP = 32.0  # between the two largest numbers

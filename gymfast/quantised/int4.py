@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from gymfast.delta.quantised.floats import F32, rounded, tensor_of, values_of
 from gymfast.delta.tensors import Tensor
 from gymfast.errors import FormatError
+from gymfast.quantised.floats import F32, rounded, tensor_of, values_of
 
 PACKED, SCALE, ZERO_POINT, SHAPE = "_packed", "_scale", "_zero_point", "_shape"
 _LOWEST, _HIGHEST = -8, 7

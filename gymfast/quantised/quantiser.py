@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Literal
 
-from gymfast.delta.quantised.fp8 import Fp8Scheme
-from gymfast.delta.quantised.int4 import Int4Scheme
 from gymfast.delta.tensors import Tensor, Weights, as_tensor
 from gymfast.errors import CoverageError
+from gymfast.quantised.fp8 import Fp8Scheme
+from gymfast.quantised.int4 import Int4Scheme
 
 Scheme = Int4Scheme | Fp8Scheme
 Scales = Literal["frozen", "recomputed"]

@@ -1,7 +1,0 @@
-"""Quantised checkpoints: INT4 and FP8 tensors as inference engines read them, made bit for bit."""
-
-from gymfast.delta.quantised.fp8 import Fp8Scheme
-from gymfast.delta.quantised.int4 import Int4Scheme
-from gymfast.delta.quantised.quantiser import Quantiser, Scheme
-
-__all__ = ["Fp8Scheme", "Int4Scheme", "Quantiser", "Scheme"]
