@@ -21,7 +21,7 @@ def model_pairs(*, quick: bool) -> Pairs:
     """FP32 masters before and after a step at 1e-6, early and later."""
     learner = _learner(quick=quick)
     learner.start_policy_phase()
-    steps = (2,) if quick else (4, 16)
+    steps = (2,) if quick else (4, 12)
     for step in range(1, max(steps) + 1):
         before = _matrices(learner.masters) if step in steps else {}
         learner.policy_step()
@@ -31,7 +31,7 @@ def model_pairs(*, quick: bool) -> Pairs:
 
 def adapter_pairs(*, quick: bool) -> Pairs:
     """FP32 factors of rank 32 before and after some steps, for each learning rate."""
-    steps = (1, 2) if quick else (1, 2, 4, 16, 64)
+    steps = (1, 2) if quick else (1, 2, 8, 32)
     for rate in RATES[-1:] if quick else RATES:
         learner = _AdapterLearner(_learner(quick=quick), rate)
         for step in range(1, max(steps) + 1):
