@@ -44,6 +44,16 @@ class Fp8Scheme:
         """What follows ".weight" in the names of the tensors that give the scales."""
         return (SCALE,)
 
+    @property
+    def rows_of_parts(self) -> dict[str, int]:
+        """By suffix: how many rows of weights one row of the part belongs to."""
+        return {WEIGHT: 1, SCALE: self.block[0]}
+
+    def check(self, shape: tuple[int, ...], name: str) -> None:
+        """Raises ValueError for a shape that is no matrix."""
+        if len(shape) != 2 or 0 in shape:
+            raise ValueError(f"{name!r} has shape {shape}, expected a matrix: leave it out")
+
     def quantise(
         self, weight: Tensor, name: str, scales: Mapping[str, Tensor] | None
     ) -> dict[str, Tensor]:
@@ -98,8 +108,7 @@ class Fp8Scheme:
 
     def _matrix(self, weight: Tensor, name: str) -> F32:
         values = values_of(weight, name)
-        if values.ndim != 2 or not values.size:
-            raise ValueError(f"{name!r} has shape {values.shape}, expected a matrix: leave it out")
+        self.check(values.shape, name)
         return values
 
     def _scales(self, values: F32) -> F32:

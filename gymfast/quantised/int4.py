@@ -45,6 +45,19 @@ class Int4Scheme:
         """What follows ".weight" in the names of the tensors that give the scales."""
         return (SCALE,) if self.is_symmetric else (SCALE, ZERO_POINT)
 
+    @property
+    def rows_of_parts(self) -> dict[str, int]:
+        """By suffix: how many rows of weights one row of the part belongs to."""
+        return {PACKED: 1, SCALE: 1, ZERO_POINT: _CODES_PER_WORD}
+
+    def check(self, shape: tuple[int, ...], name: str) -> None:
+        """Raises ValueError for a shape that is no matrix of whole groups."""
+        if len(shape) != 2 or shape[1] % self.group_size or 0 in shape:
+            raise ValueError(
+                f"{name!r} has shape {shape}, expected rows of whole groups of "
+                f"{self.group_size}: leave it as it is, or choose another group size"
+            )
+
     def quantise(self, weight: Tensor, name: str, scales: Mapping[str, Tensor] | None) -> Parts:
         """The tensors that replace a weight, by suffix; with the scales given, or new ones.
 
@@ -121,11 +134,7 @@ class Int4Scheme:
         }
 
     def _groups(self, values: F32, name: str) -> F32:
-        if values.ndim != 2 or values.shape[1] % self.group_size or not values.size:
-            raise ValueError(
-                f"{name!r} has shape {values.shape}, expected rows of whole groups of "
-                f"{self.group_size}: leave it as it is, or choose another group size"
-            )
+        self.check(values.shape, name)
         return values.reshape(len(values), -1, self.group_size)
 
     def _scales(self, groups: F32, dtype: str) -> tuple[F32, F32 | None]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Literal
 
+from gymfast.delta.state import num_threads
 from gymfast.delta.tensors import Tensor, Weights, as_tensor
 from gymfast.errors import CoverageError
 from gymfast.quantised.fp8 import Fp8Scheme
 from gymfast.quantised.int4 import Int4Scheme
+from gymfast.quantised.strips import quantise_in_strips
 
 Scheme = Int4Scheme | Fp8Scheme
 Scales = Literal["frozen", "recomputed"]
@@ -32,17 +35,20 @@ class Quantiser:
         targets: str = "",
         ignore: tuple[str, ...] = DEFAULT_IGNORE,
         scales: Scales = "frozen",
+        threads: int | None = None,
     ) -> None:
         """Quantises the matrices "NAME.weight" whose NAME the regular expression finds.
 
         Not those that one of `ignore` finds. For the routed experts alone, as of Kimi-K2, the
-        expression is "[.]experts[.]".
+        expression is "[.]experts[.]". `threads` work side by side, as many as there are cores if
+        None.
         """
         if scales not in ("frozen", "recomputed"):
             raise ValueError(f"scales is {scales!r}, expected 'frozen' or 'recomputed'")
         self.scheme = scheme
         self._targets = re.compile(targets)
         self._ignore = [re.compile(pattern) for pattern in ignore]
+        self._threads = num_threads(threads)
         self._is_frozen = scales == "frozen"
         self._scales: dict[str, dict[str, Tensor]] = {}
 
@@ -60,16 +66,18 @@ class Quantiser:
         Raises ValueError and TypeError, with the name, for weights that cannot be quantised.
         """
         out: dict[str, Tensor] = {}
-        for name, value in weights.items():
-            tensor = as_tensor(value, name)
-            if not self.selects(name, tensor.shape):
-                out[name] = tensor
-                continue
-            parts = self.scheme.quantise(tensor, name, self._scales.get(name))
-            if self._is_frozen:
-                suffixes = self.scheme.scale_suffixes
-                self._scales.setdefault(name, {s: parts[s] for s in suffixes})
-            out |= {name + suffix: part for suffix, part in parts.items()}
+        with ThreadPoolExecutor(self._threads) as pool:
+            for name, value in weights.items():
+                tensor = as_tensor(value, name)
+                if not self.selects(name, tensor.shape):
+                    out[name] = tensor
+                    continue
+                scales = self._scales.get(name)
+                parts = quantise_in_strips(self.scheme, tensor, name, scales, pool)
+                if self._is_frozen:
+                    suffixes = self.scheme.scale_suffixes
+                    self._scales.setdefault(name, {s: parts[s] for s in suffixes})
+                out |= {name + suffix: part for suffix, part in parts.items()}
         return out
 
     def adopt(self, quantised: Weights) -> int:

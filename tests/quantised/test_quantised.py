@@ -247,6 +247,21 @@ def test_a_trainer_that_starts_again_goes_on_with_the_scales_of_the_run(scheme) 
         Quantiser(scheme, scales="recomputed").adopt(published)
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("scheme", ALL, ids=str)
+def test_strips_of_rows_give_the_bits_of_the_whole(scheme, threads: int) -> None:
+    shape = (1300, 512)  # several strips, the last of another height
+    first, second = bf16(noise(6, shape)), bf16(noise(7, shape))
+    quantiser = Quantiser(scheme, threads=threads)
+    expected = scheme.quantise(first, NAME, None)
+    found = quantiser.quantise({NAME: first})
+    assert_same({n.removeprefix(NAME): part for n, part in found.items()}, expected)
+    frozen = {suffix: expected[suffix] for suffix in scheme.scale_suffixes}
+    found = quantiser.quantise({NAME: second})
+    expected = scheme.quantise(second, NAME, frozen)
+    assert_same({n.removeprefix(NAME): part for n, part in found.items()}, expected)
+
+
 @pytest.mark.parametrize("fmt", ["int4", "fp8"])
 def test_bytes_are_those_that_the_planner_counts(fmt) -> None:
     experts = Experts(4, 64, num_shared=1, num_dense_layers=1)
