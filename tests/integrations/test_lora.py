@@ -441,3 +441,17 @@ def test_settings_that_cannot_be_are_refused(folder: LoraFolder, server: FakeSer
     for settings in ({"keep": 0}, {"keep": 4, "keep_files": 4}):
         with pytest.raises(ValueError, match="keep is"):
             LoraVersions(client_of(server), folder, **settings)
+
+
+def test_an_adapter_that_changes_everywhere_is_published_whole_and_a_few_bytes_as_a_delta(
+    tmp_path: Path,
+) -> None:
+    publisher = Publisher(tmp_path.as_uri(), "adapter")
+    adapters = [adapter_of(SMALL, step) for step in range(3)]
+    kinds = [publisher.publish(adapter.weights()).kind for adapter in adapters]
+    assert kinds == ["anchor", "anchor", "anchor"]
+    name, tensor = next(iter(adapters[2].tensors.items()))
+    few = tensor.copy()
+    few.data[:8] ^= 1
+    nearly = LoraAdapter(adapters[2].config, dict(adapters[2].tensors) | {name: few})
+    assert publisher.publish(nearly.weights()).kind == "delta"
