@@ -69,7 +69,8 @@ def write_adapter(adapter: LoraAdapter, folder: Path | str) -> Path:
 class LoraFolder:
     """Versions of a run of adapters as folders NAME@vNUMBER, which engines load by path.
 
-    It has to lie where the engines see it under the same path. Not thread-safe.
+    It has to lie where the engines see it under the same path; several servers may share it. Not
+    thread-safe.
     """
 
     def __init__(self, folder: Path | str, name: str, follow: InitRequest) -> None:
@@ -84,6 +85,7 @@ class LoraFolder:
             raise ValueError("an adapter comes from a run: name its store and run")
         self.path, self.name = Path(folder).absolute(), name
         self._copy: CanonicalCopy = follow.open()
+        self._needed: dict[str, frozenset[int]] = {}
 
     def name_of(self, version: int) -> str:
         """The name that engines know a version by."""
@@ -118,12 +120,16 @@ class LoraFolder:
         found = (self.version_of(path.name) for path in self.path.iterdir())
         return sorted(version for version in found if version is not None)
 
-    def prune(self, keep: Collection[int]) -> None:
-        """Removes all versions but these. Raises GymfastError for what the system says."""
-        for version in self.versions():
-            if version not in keep:
-                with os_errors("remove adapter", self.path_of(version)):
-                    remove(self.path_of(version))
+    def retain(self, server: str, needed: Collection[int], *, newest: int) -> None:
+        """Removes the versions that no server needs, and that are not among the newest.
+
+        A server needs what it said last. Raises GymfastError for what the system says.
+        """
+        self._needed[server] = frozenset(needed)
+        older = self.versions()[:-newest] if newest else self.versions()
+        for version in set(older).difference(*self._needed.values()):
+            with os_errors("remove adapter", self.path_of(version)):
+                remove(self.path_of(version))
 
     def close(self) -> None:
         """Gives lease and staging back."""

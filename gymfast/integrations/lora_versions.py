@@ -55,7 +55,7 @@ class LoraVersions:
         """
         if keep < 1 or keep_files <= keep:
             raise ValueError(
-                f"keep is {keep}, keep_files {keep_files}: expected 1 or more, and more"
+                f"keep is {keep} and keep_files {keep_files}, expected 1 or more, and more than keep"
             )
         if same_name and not server.can_replace:
             raise ValueError(f"{server.url} cannot load an adapter again under the same name")
@@ -63,6 +63,7 @@ class LoraVersions:
         self._keep, self._keep_files, self._same_name = keep, keep_files, same_name
         # SGLang no longer lists what it is unloading. What lies on disk may have been loaded.
         self._unsure = set(folder.versions())
+        folder.retain(server.url, self._unsure, newest=keep_files)
 
     def serve(self, version: int) -> LoraReport:
         """Fetches a version and has the server serve it; then the oldest one goes.
@@ -119,6 +120,7 @@ class LoraVersions:
         self._server.load(name, str(path), replaces=True)
         if self._server.resident().get(name) != str(path):
             raise ChainError(f"{self._server.url} does not serve {name!r} from {path} after a load")
+        self._unsure = {version}
         self._prune()
         return LoraReport(name, version, path, (version,), {})
 
@@ -153,5 +155,5 @@ class LoraVersions:
         return left
 
     def _prune(self) -> None:
-        newest = self._folder.versions()[-self._keep_files :]
-        self._folder.prune({*newest, *self._unsure, *self._listed()})
+        needed = {*self._unsure, *self._listed()}
+        self._folder.retain(self._server.url, needed, newest=self._keep_files)

@@ -236,8 +236,12 @@ def test_a_version_of_a_run_is_a_whole_adapter_with_its_configuration(folder: Lo
             n: t.data.tobytes() for n, t in expected.items()
         }
     assert folder.versions() == [0, 3, 4, 5]
-    folder.prune([4, 5])
-    assert folder.versions() == [4, 5]
+    folder.retain("one", [3], newest=1)
+    assert folder.versions() == [3, 5]
+    folder.retain("two", [], newest=1)
+    assert folder.versions() == [3, 5]
+    folder.retain("one", [], newest=0)
+    assert folder.versions() == []
 
 
 def _file(path: Path) -> dict[str, Any]:
@@ -326,6 +330,23 @@ def test_a_request_of_vllm_ends_on_the_adapter_that_it_began_on(
         assert server.token(request) == bytes_of(0, tmp_path)
     assert "policy@v0" not in server.requests
     server.close()
+
+
+def test_servers_that_share_a_folder_keep_each_others_files(
+    folder: LoraFolder, tmp_path: Path
+) -> None:
+    quick, slow = FakeVLLM(), FakeVLLM()
+    fleet = [LoraVersions(client_of(server), folder) for server in (quick, slow)]
+    for versions in fleet:
+        versions.serve(0)
+    for version in range(1, 8):
+        fleet[0].serve(version)
+    assert folder.versions() == [0, 4, 5, 6, 7]
+    slow.cache.clear()  # under pressure: it reads the files again
+    assert slow.token(slow.begin("policy@v0")) == bytes_of(0, tmp_path)
+    assert fleet[1].serve(7).resident == (0, 7)
+    for server in (quick, slow):
+        server.close()
 
 
 def test_same_name_replaces_the_weights_of_running_requests_and_only_vllm_can(
