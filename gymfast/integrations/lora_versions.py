@@ -55,7 +55,7 @@ class LoraVersions:
         """
         if keep < 1 or keep_files <= keep:
             raise ValueError(
-                f"keep is {keep} and keep_files {keep_files}, expected 1 or more, and more than keep"
+                f"keep is {keep} and keep_files {keep_files}, expected 1 <= keep < keep_files"
             )
         if same_name and not server.can_replace:
             raise ValueError(f"{server.url} cannot load an adapter again under the same name")
