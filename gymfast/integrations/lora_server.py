@@ -16,7 +16,8 @@ class LoraServer(Protocol):
     """One server. Raises ChainError for a refusal, ChannelError if it is not known what it did."""
 
     url: str
-    can_replace: bool
+    can_replace: bool  # an adapter by another under the same name; such a server lists all it has
+    waits_in_unload: bool  # for running requests, and does not load or unload meanwhile
 
     def load(self, name: str, path: str, *, replaces: bool = False) -> None:
         """Makes a folder of PEFT's files servable under a name that is new, unless `replaces`."""
@@ -36,6 +37,7 @@ class VLLMLora:
     """
 
     can_replace = True
+    waits_in_unload = False
 
     def __init__(
         self,
@@ -73,6 +75,7 @@ class SGLangLora:
     """
 
     can_replace = False
+    waits_in_unload = True
 
     def __init__(
         self,

@@ -68,9 +68,10 @@ class LoraVersions:
     def serve(self, version: int) -> LoraReport:
         """Fetches a version and has the server serve it; then the oldest one goes.
 
-        Raises what `LoraFolder.pull` raises; DeadlineError if as many are resident as may be and
-        none goes, ChainError if the server refuses the version: it serves what it served. Raises
-        ChannelError if the server does not answer. The same call may be repeated.
+        Raises what `LoraFolder.pull` raises; DeadlineError if an old version does not go and the
+        server has no room or does nothing else meanwhile, ChainError if it refuses the version: it
+        serves what it served. Raises ChannelError if it does not answer. The same call may be
+        repeated.
         """
         path = self._folder.pull(version)
         if self._same_name:
@@ -100,11 +101,13 @@ class LoraVersions:
         room = self._keep if version not in self._listed() else self._keep + 1
         left = self._unload([*sorted(gone), *self._oldest(room, version)])
         held = self._listed() | left.keys()
-        if len(held - {version}) > self._keep:
+        is_blocked = bool(left) and self._server.waits_in_unload
+        if is_blocked or len(held - {version}) > self._keep:
             raise DeadlineError(
                 f"{self._server.url} still holds versions {sorted(held)} of "
-                f"{self._folder.name!r} and {self._keep + 1} may be: version {version} is not "
-                f"loaded, the others are served as before. {' '.join(left.values())}"
+                f"{self._folder.name!r}: version {version} is not loaded, the others are served as "
+                f"before; abort the requests on the oldest one, or repeat this call later. "
+                f"{' '.join(left.values())}"
             )
 
     def _load(self, name: str, path: Path) -> None:

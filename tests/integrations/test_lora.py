@@ -261,6 +261,25 @@ def test_a_run_of_something_else_is_no_adapter(tmp_path: Path) -> None:
         LoraFolder(tmp_path, "policy", InitRequest())
 
 
+def test_a_server_that_waits_for_a_request_is_not_asked_to_load_anything(
+    folder: LoraFolder,
+) -> None:
+    server = FakeSGLang()
+    versions = LoraVersions(client_of(server, unload_timeout_s=0.3), folder, keep=3, keep_files=5)
+    for version in (0, 1, 2):
+        versions.serve(version)
+    request = server.begin("policy@v0")
+    with pytest.raises(ChannelError, match="gave no answer"):  # somebody else unloads it
+        client_of(server, unload_timeout_s=0.3).unload("policy@v0")
+    server.calls.clear()
+    with pytest.raises(DeadlineError, match=r"abort the requests.*policy@v0 was not unloaded"):
+        versions.serve(3)
+    assert "/load_lora_adapter" not in server.calls
+    server.end(request)
+    assert LoraVersions(client_of(server), folder, keep=3, keep_files=5).serve(3).left == {}
+    server.close()
+
+
 @pytest.mark.parametrize("num_versions", [8, pytest.param(100, marks=pytest.mark.ci)])
 def test_R95_versions_leave_two_adapters_and_never_more_than_three(
     server: FakeServer, run: InitRequest, num_versions: int, tmp_path: Path
