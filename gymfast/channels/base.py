@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Memory: TypeAlias = Any  # flat, contiguous bytes: a NumPy array of uint8, on a GPU a torch tensor
@@ -21,6 +21,26 @@ class Slot:
     memory: Memory
 
 
+@dataclass(frozen=True)
+class Arena:
+    """Memory of a GPU that a channel has for buckets; it stays while anything refers to `owner`."""
+
+    address: int
+    num_bytes: int
+    is_managed: bool
+    """Whether the CPU reaches it too."""
+    owner: object = field(repr=False)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.__array_interface__, "strides": None}
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        place = (self.address, False)
+        return {"shape": (self.num_bytes,), "typestr": "|u1", "data": place, "version": 3}
+
+
 class Channel(ABC):
     """Moves memory from one rank of a group to all others, round by round. Not thread-safe.
 
@@ -34,6 +54,8 @@ class Channel(ABC):
     """Whether a root goes on with those that are left, so that only the lost rank misses bytes."""
     takes_many_slots = False
     """Whether several slots of one root in a round cost less than copies into one."""
+    arena: Arena | None = None
+    """Memory that it moves faster than other, the same on all ranks: see BucketTransfer."""
 
     def __init__(self, rank: int, num_ranks: int, *, depth: int, timeout_s: float) -> None:
         """Raises ValueError for a rank that is not in the group, no depth, or no time."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gymfast.buckets import Piece
-from gymfast.channels.base import Memory
+from gymfast.channels.base import Arena, Memory
 from gymfast.errors import MissingDependencyError
 
 _WORD = 8  # bytes
@@ -76,13 +76,27 @@ class DeviceMemory:
     def empty(self, num_bytes: int) -> Memory:
         return self._torch.empty(num_bytes, dtype=self._torch.uint8, device=self._device)
 
-    def pack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        part = tensor.narrow(0, piece.tensor_offset, piece.num_bytes)
-        bucket.narrow(0, piece.bucket_offset, piece.num_bytes).copy_(part, non_blocking=True)
+    def of_arena(self, arena: Arena) -> Memory | None:
+        if self._device.type == "cuda":
+            return self._torch.as_tensor(arena, device=self._device)
+        return self._torch.from_numpy(np.asarray(arena)) if arena.is_managed else None
 
-    def unpack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        part = bucket.narrow(0, piece.bucket_offset, piece.num_bytes)
-        tensor.narrow(0, piece.tensor_offset, piece.num_bytes).copy_(part, non_blocking=True)
+    def pack(
+        self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]
+    ) -> SupportsInt:
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            part = tensor.narrow(0, piece.tensor_offset, piece.num_bytes)
+            bucket.narrow(0, piece.bucket_offset, piece.num_bytes).copy_(part, non_blocking=True)
+        return self.digest(bucket, pieces)
+
+    def unpack(
+        self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]
+    ) -> SupportsInt:
+        found = self.digest(bucket, pieces)
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            part = bucket.narrow(0, piece.bucket_offset, piece.num_bytes)
+            tensor.narrow(0, piece.tensor_offset, piece.num_bytes).copy_(part, non_blocking=True)
+        return found
 
     def digest(self, memory: Memory, pieces: Sequence[Piece]) -> SupportsInt:
         total = self._torch.zeros((), dtype=self._torch.int64, device=self._device)
