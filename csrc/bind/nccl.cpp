@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "nccl/arena.h"
 #include "nccl/communicator.h"
 
 namespace nb = nanobind;
@@ -23,9 +24,9 @@ using namespace nb::literals;
 
 namespace {
 
+using gymfast::nccl::Arena;
 using gymfast::nccl::Clock;
 using gymfast::nccl::Communicator;
-using gymfast::nccl::DeviceMemory;
 using gymfast::nccl::Library;
 using gymfast::nccl::Problem;
 using gymfast::nccl::Registration;
@@ -112,7 +113,7 @@ class Memory {
  public:
   Memory(const Nccl& nccl, std::size_t num_bytes, int device) {
     if (num_bytes == 0) throw nb::value_error("num_bytes is 0, expected 1 or more");
-    memory_ = std::make_unique<DeviceMemory>(nccl.with_cuda(), device);
+    memory_ = std::make_unique<Arena>(nccl.with_cuda(), device);
     std::string problem;
     {
       nb::gil_scoped_release release;
@@ -126,10 +127,10 @@ class Memory {
   }
   Memory(const Memory&) = delete;
   Memory& operator=(const Memory&) = delete;
-  const DeviceMemory& get() const { return *memory_; }
+  const Arena& get() const { return *memory_; }
 
  private:
-  std::unique_ptr<DeviceMemory> memory_;
+  std::unique_ptr<Arena> memory_;
 };
 
 // A communicator and the slots of its next round, whose memory is taken once.

@@ -7,6 +7,8 @@
 #include <optional>
 #include <thread>
 
+#include "nccl/on_device.h"
+
 namespace gymfast::nccl {
 namespace {
 
@@ -14,28 +16,6 @@ using std::chrono::microseconds;
 
 constexpr microseconds kFirstPause{10};
 constexpr microseconds kLongestPause{500};
-
-// Work on a device other than the caller's, which is set again at the end.
-class OnDevice {
- public:
-  OnDevice(const CudaTable& cuda, int device) : cuda_(cuda) {
-    result_ = cuda.get_device(&before_);
-    if (result_ == kCudaSuccess && before_ != device) result_ = cuda.set_device(device);
-    has_changed_ = result_ == kCudaSuccess && before_ != device;
-  }
-  ~OnDevice() {
-    if (has_changed_) cuda_.set_device(before_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  int result() const { return result_; }
-
- private:
-  const CudaTable& cuda_;
-  int before_ = 0;
-  int result_ = 0;
-  bool has_changed_ = false;
-};
 
 Status refuse(const char* sentence) { return {Problem::kArgument, 0, sentence}; }
 
@@ -71,31 +51,6 @@ Communicator::Communicator(const Library& library, int device, std::size_t depth
       depth_(depth),
       grace_(grace),
       rounds_(depth) {}
-
-DeviceMemory::~DeviceMemory() {
-  if (address_ == nullptr) return;
-  const OnDevice on(library_.cuda, device_);
-  library_.nccl.mem_free(address_);
-}
-
-std::string DeviceMemory::allocate(std::size_t num_bytes) {
-  if (!library_.has_memory()) return "this NCCL has no memory of its own";
-  const OnDevice on(library_.cuda, device_);
-  if (on.result() != kCudaSuccess) {
-    return std::string("cudaSetDevice: ") + library_.cuda.get_error_string(on.result());
-  }
-  const int result = library_.nccl.mem_alloc(&address_, num_bytes);
-  if (result != kNcclSuccess) {
-    address_ = nullptr;
-    return std::string("ncclMemAlloc of ") + std::to_string(num_bytes) +
-           " bytes: " + library_.nccl.get_error_string(result);
-  }
-  num_bytes_ = num_bytes;
-  PointerAttributes found;
-  is_managed_ = library_.cuda.pointer_get_attributes(&found, address_) == kCudaSuccess &&
-                found.type == kMemoryManaged;
-  return "";
-}
 
 Communicator::~Communicator() {
   close(Clock::now());

@@ -45,28 +45,6 @@ using Clock = std::chrono::steady_clock;
 // How NCCL knows memory that rounds use again and again.
 enum class Registration : std::uint8_t { kNone, kBuffer, kWindow };
 
-// Memory of a GPU as NCCL allocates it, so that it can be registered. Communicators that it is
-// registered with end before it.
-class DeviceMemory {
- public:
-  DeviceMemory(const Library& library, int device) : library_(library), device_(device) {}
-  ~DeviceMemory();
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  // Null, or a sentence why there is none. Comes once, before anything else.
-  std::string allocate(std::size_t num_bytes);
-  void* address() const { return address_; }
-  std::size_t num_bytes() const { return num_bytes_; }
-  bool is_managed() const { return is_managed_; }  // the CPU reaches it too
-
- private:
-  const Library& library_;
-  const int device_;
-  void* address_ = nullptr;
-  std::size_t num_bytes_ = 0;
-  bool is_managed_ = false;
-};
-
 class Communicator {
  public:
   // Without a rank until join, shrink or grow. `grace` is how long NCCL may take to abort before it

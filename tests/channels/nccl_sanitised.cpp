@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "nccl/arena.h"
 #include "nccl/communicator.h"
 
 namespace {
@@ -139,9 +140,9 @@ void register_windows(const Library& library) {
   constexpr std::size_t kBytes = 8192;
   for (const Registration how : {Registration::kWindow, Registration::kBuffer}) {
     Ranks ranks = joined(library, 3);
-    std::vector<std::unique_ptr<DeviceMemory>> memory;
+    std::vector<std::unique_ptr<Arena>> memory;
     for (std::size_t rank = 0; rank < 3; ++rank) {
-      memory.push_back(std::make_unique<DeviceMemory>(library, 0));
+      memory.push_back(std::make_unique<Arena>(library, 0));
       expect(memory.back()->allocate(kBytes).empty(), "allocate");
     }
     in_threads(3, [&](std::size_t rank) {
@@ -155,7 +156,7 @@ void register_windows(const Library& library) {
     close(&ranks);
   }
   Ranks ranks = joined(library, 2);
-  DeviceMemory memory(library, 0);
+  Arena memory(library, 0);
   expect(memory.allocate(kBytes).empty(), "allocate");
   std::thread other([&] { ranks[0]->stop(false); });
   const Status status =

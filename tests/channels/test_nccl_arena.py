@@ -212,7 +212,7 @@ def test_R91_a_registration_that_fails_on_a_rank_is_a_warning_and_a_count_on_all
     if fails == "register_error":
         monkeypatch.setenv("NCCL_WIN_ENABLE", "0")
     double.set(fails, 1, rank=1)
-    channels = opened(controls, double)
+    channels = opened(controls, double, timeout_s=100)  # nobody waits for a rank that failed
     assert [channel.num_failed_registrations for channel in channels] == [1] * 3
     warnings = [r.message for r in caplog.records if "not registered with NCCL" in r.message]
     assert len(warnings) == 3
@@ -298,6 +298,27 @@ def test_a_communicator_that_shrank_or_grew_registers_the_same_memory_again(
     controls.all.sort(key=lambda control: control.rank)
     exchange(controls, sorted(three, key=lambda channel: channel.rank), 2)
     close(*three)
+
+
+def test_memory_that_an_nccl_that_hangs_may_still_write_to_is_not_used_again(
+    controls: Controls, double: Double
+) -> None:
+    old = opened(controls, double, timeout_s=2)
+    addresses = [channel.arena.address for channel in old]
+    double.set("abort_hangs", 1, rank=1)
+    for channel in old:
+        channel.abort("a test")
+    double.calls()
+    new = opened(controls, double, [*old], timeout_s=2)
+    assert [channel.registration for channel in new] == ["window"] * 3
+    same = [
+        channel.arena.address == address for channel, address in zip(new, addresses, strict=True)
+    ]
+    assert same == [True, False, True]
+    assert of_ranks(double)[1].count(f"alloc {ARENA}") == 1
+    exchange(controls, new, 0)
+    double.reset()
+    close(*new)
 
 
 ALL = ["memory", "registration", "windows"]

@@ -69,6 +69,28 @@ def test_the_kernel_gives_the_bytes_and_digests_of_torch(
     assert torch.equal(bucket, expected)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(("shift", "alignment"), [(0, 256), (4, 8), (1, 1)])
+def test_the_kernel_on_a_gpu_gives_what_torch_gives(shift: int, alignment: int) -> None:
+    memory, twin = DeviceMemory("cuda"), DeviceMemory("cuda", None)
+    if not memory.has_kernels:
+        pytest.skip("needs nvcc of the CUDA toolkit")
+    for sizes in SIZES.values():
+        pieces, tensors, bucket = laid_out(sizes, shift, alignment)
+        there = [tensor.cuda() for tensor in tensors]
+        buckets = [bucket.cuda(), bucket.cuda()]
+        back = [torch.zeros_like(tensor) for tensor in there]
+        with memory.in_use():
+            found = int(memory.pack(buckets[0], pieces, there))
+            assert int(memory.unpack(buckets[0], pieces, back)) == found
+        with twin.in_use():
+            assert int(twin.pack(buckets[1], pieces, there)) == found
+        assert torch.equal(*buckets)
+        for piece, sent, came in zip(pieces, there, back, strict=True):
+            part = slice(piece.tensor_offset, piece.tensor_offset + piece.num_bytes)
+            assert torch.equal(sent[part], came[part])
+
+
 def test_any_byte_of_a_piece_changes_the_digest(kernels: DeviceMemory) -> None:
     pieces, tensors, bucket = laid_out([40, 11, 19], 0, 16)
     before = int(kernels.pack(bucket, pieces, tensors))
