@@ -271,10 +271,11 @@ def test_a_communicator_that_shrank_or_grew_registers_the_same_memory_again(
     channels.pop(1).discard()
     for channel in channels:
         channel.abort("a rank is lost")
-    controls.form()
+    while controls.form() != [(0, 2)] * 2:
+        pass  # the loss is not known yet
     double.calls()
     two = opened(controls, double, [*channels])
-    assert [channel.registration for channel in two] == ["window"] * 2
+    assert [getattr(c, "registration", c) for c in two] == ["window"] * 2
     assert [channel.arena.address for channel in two] == [addresses[0], addresses[2]]
     exchange(controls, two, 1)
     by_rank, memory = of_ranks(double)
@@ -287,7 +288,7 @@ def test_a_communicator_that_shrank_or_grew_registers_the_same_memory_again(
     controls.hub.control.wait_for(3, 5)
     assert in_threads(*(partial(c.form, 10) for c in controls.all)) == [(0, 1, 2)] * 3
     three = opened(controls, double, [*two, None])
-    assert [channel.registration for channel in three] == ["window"] * 3
+    assert [getattr(c, "registration", c) for c in three] == ["window"] * 3
     assert [channel.arena.address for channel in three[:2]] == [addresses[0], addresses[2]]
     by_rank, memory = of_ranks(double)
     old, new = ["window_deregister", "finalize", "destroy"], f"window {ARENA}"
