@@ -34,6 +34,21 @@ class NcclLibrary:
 
     def driver_version(self) -> int: ...
 
+class NcclMemory:
+    """Memory of a GPU that NCCL can register."""
+
+    def __init__(self, library: NcclLibrary, num_bytes: int, device: int) -> None: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @property
+    def num_bytes(self) -> int: ...
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether the CPU reaches it too."""
+
 class NcclRank:
     """One rank of a communicator of NCCL (csrc/nccl/communicator.h)."""
 
@@ -59,6 +74,14 @@ class NcclRank:
     def wait_until_ready(self, seconds: float) -> bool:
         """Whether the communicator could be used within that time."""
 
+    def register_memory(self, memory: NcclMemory, is_window: bool, seconds: float) -> bool:
+        """
+        Registers memory once, before the first round; False if not within that time. A window that fails ends the communicator, a buffer changes nothing.
+        """
+
+    def deregister(self) -> None:
+        """Takes the registration back."""
+
     def begin(self, slots: Sequence[tuple[int, int, int]], producer: int, seconds: float) -> bool:
         """
         Begins a round of (root, address, bytes) after what the stream `producer` was given; False if the round before was not launched within that time.
@@ -78,6 +101,10 @@ class NcclRank:
 
     @property
     def can_shrink(self) -> bool: ...
+
+    @property
+    def registration(self) -> str:
+        """How NCCL knows the memory of register_memory: window, buffer or none."""
 
     @property
     def is_usable(self) -> bool: ...

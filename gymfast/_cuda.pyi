@@ -2,6 +2,11 @@
 The CUDA kernels of gymfast on arrays with __dlpack__ or __cuda_array_interface__. Calls return before the device is done: the caller keeps the arrays and orders the streams.
 """
 
+from collections.abc import Sequence
+from typing import Annotated
+
+import numpy
+from numpy.typing import NDArray
 
 
 def device_count() -> int:
@@ -50,4 +55,14 @@ def sample_classes(data: object, num_units: int, unit_bytes: int, out: object, s
 def apply_blocks(data: object, body: object, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, class_shift: int, class_base: int, has_base: bool, digests: object, first_block: int, num_blocks: int, sections: object, result: object, scratch: object, stream: int) -> None:
     """
     Applies the sections to data in place. result, u64[2], becomes block << 8 | error number of the first bad block, or all ones, and the units changed.
+    """
+
+def fill_pieces(bucket: object, tensors: Sequence[object], pieces: Sequence[tuple[int, int, int]], is_packing: bool, rows: Annotated[NDArray[numpy.uint64], dict(shape=(None, 5), order='C', device='cpu')]) -> int:
+    """
+    Checks pieces (offset in the tensor beside it, offset in the bucket, bytes), writes the table of move_pieces to rows, u64[n, 5] in CPU memory, and returns its tiles. Good for as long as the tensors live, for any bucket as large. Without tensors pieces are summed.
+    """
+
+def move_pieces(bucket: object, table: object, num_tiles: int, is_packing: bool, digest: object, stream: int) -> None:
+    """
+    Copies the pieces of a table on the device into the bucket (is_packing) or out of it, and adds their weighted sum of words to digest, u64[1].
     """

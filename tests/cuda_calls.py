@@ -85,6 +85,11 @@ def apply_call(module: ModuleType) -> Call:
     return Call(module.apply_blocks, GEOMETRY | RUN | CODE | arrays | {"stream": 0})
 
 
+def move_call(module: ModuleType) -> Call:
+    arrays = {"bucket": memory(1000), "table": memory(80), "digest": memory(8)}
+    return Call(module.move_pieces, arrays | {"num_tiles": 3, "is_packing": True, "stream": 0})
+
+
 CALLS = {
     "digest": digest_call,
     "encode": encode_call,
@@ -92,6 +97,7 @@ CALLS = {
     "rollback": rollback_call,
     "sample": sample_call,
     "apply": apply_call,
+    "move": move_call,
 }
 ARRAYS = {
     "digest": ["data", "digests"],
@@ -100,4 +106,5 @@ ARRAYS = {
     "rollback": ["data", "counts", "index", "before"],
     "sample": ["data", "out"],
     "apply": ["data", "body", "digests", "sections", "result", "scratch"],
+    "move": ["bucket", "table", "digest"],
 }

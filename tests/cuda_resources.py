@@ -19,6 +19,7 @@ TABLE = ROOT / "tests/cuda/resources.csv"
 ARCHITECTURES = ("90a", "100a")
 UNIT_BYTES = {"h": 1, "t": 2, "j": 4, None: 0}
 NAME = re.compile(r"4cuda\d+([a-z_]+_kernel)(?:I([htj])E)?")
+VECTOR_LOAD = re.compile(r"\bld(?:\.global(?:\.nc)?)?\.v4\.u32")
 COMPILED = re.compile(
     r"Compiling entry function '(\S+)' for 'sm_(\w+)'.*?(\d+) bytes spill stores.*?"
     r"Used (\d+) registers([^\n]*)",
@@ -69,7 +70,7 @@ def _measure_file(source: Path) -> list[Resources]:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
         loads = {
-            (name, symbol): body.count("ld.global.v4.u32") + body.count("ld.global.nc.v4.u32")
+            (name, symbol): len(VECTOR_LOAD.findall(body))
             for name in ARCHITECTURES
             for symbol, body in _entries(
                 Path(folder, f"{source.stem}.compute_{name}.ptx").read_text()

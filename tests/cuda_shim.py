@@ -16,7 +16,7 @@ from gymfast.errors import ChecksumError, FormatError
 
 ROOT = Path(__file__).parents[1]
 FLAGS = ["-std=c++20", "-Wall", "-Wextra", "-Wno-unknown-pragmas", "-DGYMFAST_CUDA_SHIM"]
-SOURCES = [ROOT / f"csrc/cuda/{name}.cu" for name in ("codec", "encode", "apply")]
+SOURCES = [ROOT / f"csrc/cuda/{name}.cu" for name in ("codec", "encode", "apply", "pieces")]
 RESULT_CHECK = 58
 BAD_ARGUMENT = 90
 NO_PARAMS = BlockParams(0, 0, 0, True)

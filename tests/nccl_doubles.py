@@ -14,7 +14,10 @@ from gymfast.channels.nccl_library import load
 ROOT = Path(__file__).parents[1]
 SOURCES = sorted((ROOT / "tests/nccl_double").glob("*.cpp"))
 FLAGS = ("-std=c++20", "-Wall", "-Wextra", "-Werror", "-fPIC", "-fvisibility=hidden", "-pthread")
-NEW_FUNCTIONS = ("ncclCommShrink", "ncclCommGrow", "ncclCommGetUniqueId", "ncclCommRevoke")
+NEW_FUNCTIONS = (
+    *("ncclCommShrink", "ncclCommGrow", "ncclCommGetUniqueId", "ncclCommRevoke"),
+    *("ncclCommWindowRegister", "ncclCommWindowDeregister"),
+)
 
 
 @cache
@@ -82,9 +85,11 @@ class Double:
         """Back to a healthy NCCL 2.30.7 with one GPU, and no calls so far."""
         self.set("version", 23007)
         self.set("device_count", 1)
-        self.set("host_memory", 0)
+        for name in ("host_memory", "alloc_error", "skips_registration", "skips_windows"):
+            self.set(name, 0)
+        by_rank = ("init_hangs", "async_error", "call_error", "abort_hangs", "is_silent")
         for rank in range(16):
-            for name in ("init_hangs", "async_error", "call_error", "abort_hangs", "is_silent"):
+            for name in (*by_rank, "register_error", "window_error"):
                 self.set(name, 0, rank)
         self.calls()
 
@@ -93,6 +98,7 @@ class Double:
         text = ctypes.create_string_buffer(1 << 20)
         assert self._library.double_log(text, ctypes.c_size_t(len(text))) < len(text)
         lines = text.value.decode().splitlines()
+        assert not [line for line in lines if line.startswith("wrong")], lines
         if rank is None:
             return lines
         return [line.split(" ", 1)[1] for line in lines if line.startswith(f"r{rank} ")]

@@ -1,5 +1,7 @@
 """Real NCCL on one GPU with 2 and 4 ranks: right bytes, speed beside a copy, abort, shrink.
 
+Broadcasts are measured in registered memory and other, buckets with the kernel and with torch.
+
 Usage: `bash benchmarks/device/nccl_smoke.sh`. With `--host` the library is the double of
 tests/nccl_double on memory of the host; times then say nothing.
 """
@@ -95,7 +97,8 @@ def _run_group(
             except Exception as error:  # noqa: BLE001 - a phase that raises is a finding
                 phase["state"], phase["note"] = "failed", f"{type(error).__name__}: {error}"
             if run is not None:
-                group |= {"facts": run.findings.facts, "rows": run.findings.rows}
+                found = run.findings
+                group |= {"facts": found.facts, "rows": found.rows, "pieces": found.pieces}
             _tell(options, document, num_ranks, phase)
     finally:
         if run is not None:
@@ -123,13 +126,19 @@ def _tell(
     options: argparse.Namespace, document: dict[str, Any], num_ranks: int, phase: dict[str, str]
 ) -> None:
     print(f"{num_ranks} ranks, {phase['name']}: {phase['state']}, {phase['note']}", flush=True)
+    group = document["groups"][-1]
     if phase["name"] == "speed":
-        for row in document["groups"][-1].get("rows", ()):
+        for row in group.get("rows", ()):
+            memory = group["facts"]["registration"] if row["is_registered"] else "other memory"
             print(
                 f"  {row['size']:>11} bytes {row['time_us']:>10.1f} us "
-                f"{row['algbw_gbps']:>8.2f} GB/s, copy {row['copy_gbps']:.2f} GB/s",
+                f"{row['algbw_gbps']:>8.2f} GB/s, copy {row['copy_gbps']:.2f} GB/s, {memory}",
                 flush=True,
             )
+    if phase["name"] == "pieces":
+        for row in group.get("pieces", ()):
+            speeds = ", ".join(f"{k[:-5]} {v:.1f}" for k, v in row.items() if k.endswith("_gbps"))
+            print(f"  pieces of {row['piece_bytes']:>9} bytes, GB/s: {speeds}", flush=True)
     _write(options, document)
 
 
@@ -160,6 +169,7 @@ def _rank_options(options: argparse.Namespace, num_ranks: int) -> Any:
         is_host=options.host,
         library=options.library,
         cuda_library=options.cuda_library,
+        kernels=options.kernels,
         timeout_s=options.timeout_s,
     )
 
@@ -169,6 +179,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", action="store_true", help="--library is the double")
     parser.add_argument("--library", default="", help="path of libnccl.so.2")
     parser.add_argument("--cuda-library", default="", help="path of libcudart.so")
+    parser.add_argument("--kernels", default="", help="a module in place of gymfast._cuda")
     parser.add_argument("--ranks", type=_numbers, default=(2, 4), metavar="N,...")
     parser.add_argument("--largest", type=int, default=256 << 20, help="bytes of a broadcast")
     parser.add_argument("--timeout-s", type=float, default=30.0, help="for a round")

@@ -7,16 +7,22 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
-from gymfast.buckets import BucketTensor
+from gymfast.buckets import ALIGNMENT, BucketPlan, BucketTensor, Piece
 from gymfast.channels import BucketTransfer, Control, Slot
+from gymfast.channels.base import DEFAULT_DEPTH
 from gymfast.channels.device_memory import DeviceMemory
 from gymfast.channels.nccl import NcclChannel, open_nccl
 from gymfast.errors import ChannelError
 
 ROUNDS = 7
+MOST_PIECES = 4096  # torch takes some launches for each
+PIECES = (4096, (1 << 20) + 2, 64 << 20)  # bytes; some are not aligned
 WAIT_S = 60.0
 
 
@@ -29,6 +35,7 @@ class Options:
     is_host: bool = False
     library: str = ""
     cuda_library: str = ""
+    kernels: str = ""  # path of a module in place of gymfast._cuda
     max_ctas: int = 4
     timeout_s: float = 30.0
 
@@ -39,6 +46,7 @@ class Findings:
 
     facts: dict[str, Any] = field(default_factory=dict)
     rows: list[dict[str, Any]] = field(default_factory=list)
+    pieces: list[dict[str, Any]] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
 
@@ -50,6 +58,7 @@ class RankRun:
 
         self._torch, self._control, self._options = torch, control, options
         self._device = "cpu" if options.is_host else "cuda"
+        self._kernels = load_kernels(options.kernels) if options.kernels else "auto"
         self._channel: NcclChannel | None = None
         self.findings = Findings()
 
@@ -59,6 +68,7 @@ class RankRun:
         self._channel = self._open(None)
         self.findings.facts["open_s"] = time.perf_counter() - begin_s
         self.findings.facts |= self._channel.environment
+        self._note_registration("")
 
     def correctness(self) -> None:
         """Broadcasts of odd sizes, from each root and from all at once."""
@@ -76,7 +86,7 @@ class RankRun:
             {0: share},
             1 << 20,
             environment=self._channel.environment,
-            memory=DeviceMemory(self._device),
+            memory=DeviceMemory(self._device, self._kernels),
             timeout_s=self._options.timeout_s,
         )
         transfer.agree()
@@ -88,11 +98,27 @@ class RankRun:
             wrong += [n for n, t in memory.items() if not self._torch.equal(t, sent[n])]
         self._require_all([f"tensor {name} came with other bytes" for name in wrong])
 
+    def pieces(self) -> None:
+        """Buckets packed and unpacked by the kernel and by torch on rank 0: the same, and how fast.
+
+        Beside it a copy on the device of as many bytes, which reads and writes as much.
+        """
+        wrong: list[str] = []
+        if self._control.rank == 0:
+            memory = DeviceMemory(self._device, self._kernels)
+            self.findings.facts["has_kernels"] = memory.has_kernels
+            for piece_bytes in PIECES:
+                wrong += self._wrong_pieces(memory, piece_bytes)
+        self._require_all(wrong)
+
     def speed(self) -> None:
-        """Broadcasts of several sizes beside a copy on the device."""
+        """Broadcasts in memory that is registered and that is not, beside a copy on the device."""
+        assert self._channel is not None
         size = 1 << 20
         while size <= self._options.largest:
-            self._measure(size)
+            for is_registered in (False, True):
+                if not is_registered or self._channel.arena is not None:
+                    self._measure(size, is_registered)
             size *= 4
 
     def abort(self) -> None:
@@ -134,6 +160,7 @@ class RankRun:
         self._channel = self._open(self._channel)
         self.findings.facts["shrink_s"] = time.perf_counter() - begin_s
         self.findings.facts["could_shrink"] = could_shrink
+        self._note_registration(" after a loss")
         self._require_all(self._wrong_broadcasts())
 
     def close(self) -> None:
@@ -150,7 +177,15 @@ class RankRun:
             cuda_path=options.cuda_library,
             timeout_s=options.timeout_s,
             max_ctas=options.max_ctas,
+            arena_bytes=DEFAULT_DEPTH * options.largest,
         )
+
+    def _note_registration(self, when: str) -> None:
+        assert self._channel is not None
+        self.findings.facts |= {
+            f"registration{when}": self._channel.registration,
+            f"num_failed_registrations{when}": self._channel.num_failed_registrations,
+        }
 
     def _bytes(self, seed: int, size: int) -> Any:
         generator = self._torch.Generator().manual_seed(seed)
@@ -183,10 +218,68 @@ class RankRun:
         said = self._control.gather(problems, WAIT_S)
         self.findings.problems += [text for texts in said.values() for text in texts]
 
-    def _measure(self, size: int) -> None:
+    def _wrong_pieces(self, memory: DeviceMemory, piece_bytes: int) -> list[str]:
+        """What the kernel does not do as torch does; rows of the table."""
+        num = max(1, self._options.largest // (-(-piece_bytes // ALIGNMENT) * ALIGNMENT))
+        num = min(num, MOST_PIECES)
+        shares = [BucketTensor(f"t{i}", "U8", (piece_bytes,), piece_bytes) for i in range(num)]
+        plan = BucketPlan(shares, -(-self._options.largest // ALIGNMENT) * ALIGNMENT)
+        pieces, size = list(plan.pieces(0)), plan.bucket_size(0)
+        torch, twin = self._torch, DeviceMemory(self._device, None)
+        whole = self._bytes(piece_bytes, piece_bytes * num)
+        tensors = [whole[i * piece_bytes : (i + 1) * piece_bytes] for i in range(len(pieces))]
+        buckets = [torch.zeros(size, dtype=torch.uint8, device=self._device) for _ in range(2)]
+        back = torch.zeros_like(whole)
+        targets = [back[i * piece_bytes : (i + 1) * piece_bytes] for i in range(len(pieces))]
+        digests, row = set(), {"piece_bytes": piece_bytes, "num_pieces": len(pieces), "size": size}
+        for name, used, bucket in (("torch", twin, buckets[0]), ("kernel", memory, buckets[1])):
+            back.zero_()
+            with used.in_use():
+                digests |= {int(used.pack(bucket, pieces, tensors))}
+                digests |= {int(used.unpack(bucket, pieces, targets))}
+            for piece, sent, came in zip(pieces, tensors, targets, strict=True):
+                if not torch.equal(came[: piece.num_bytes], sent[: piece.num_bytes]):
+                    return [f"{name}: pieces of {piece_bytes} bytes come back with other bytes"]
+            row |= self._piece_speeds(name, used, bucket, pieces, (tensors, targets))
+        if len(digests) != 1 or not torch.equal(*buckets):
+            return [f"pieces of {piece_bytes} bytes: the kernel and torch differ"]
+        copies = [self._time(lambda: buckets[0].copy_(buckets[1])) for _ in range(ROUNDS)]
+        self.findings.pieces.append(row | {"copy_gbps": size / median(copies) / 1e9})
+        return []
+
+    def _piece_speeds(
+        self,
+        name: str,
+        memory: DeviceMemory,
+        bucket: Any,
+        pieces: list[Piece],
+        tensors: tuple[list[Any], list[Any]],
+    ) -> dict[str, float]:
+        """GB of pieces a second, with their digest."""
+        num_bytes = sum(piece.num_bytes for piece in pieces)
+        rounds = range(1 if self._options.is_host else ROUNDS)
+        found = {}
+        for kind, work, own in (
+            ("pack", memory.pack, tensors[0]),
+            ("unpack", memory.unpack, tensors[1]),
+        ):
+            with memory.in_use():
+                seconds = [self._time(lambda: work(bucket, pieces, own)) for _ in rounds]  # noqa: B023
+            found[f"{name}_{kind}_gbps"] = num_bytes / median(seconds) / 1e9
+        return found
+
+    def _measure(self, size: int, is_registered: bool) -> None:
         assert self._channel is not None
         channel, depth = self._channel, self._channel.depth
         arenas = [self._bytes(place, size) for place in range(depth)]
+        if is_registered:
+            assert channel.arena is not None
+            whole = DeviceMemory(self._device).of_arena(channel.arena)
+            assert whole is not None
+            arenas = [
+                whole[place * size : (place + 1) * size].copy_(data)
+                for place, data in enumerate(arenas)
+            ]
         num = max(depth, min(32, (1 << 30) // size))
 
         def broadcast() -> None:
@@ -197,7 +290,6 @@ class RankRun:
         def copy() -> None:
             for number in range(num):
                 arenas[number % depth].copy_(arenas[(number + 1) % depth])
-            self._synchronize()
 
         seconds = []
         for number in range(ROUNDS + 1):
@@ -213,6 +305,7 @@ class RankRun:
             {
                 "num_ranks": channel.num_ranks,
                 "size": size,
+                "is_registered": is_registered,
                 "type": "uint8",
                 "root": 0,
                 "time_us": time_s * 1e6,
@@ -229,6 +322,7 @@ class RankRun:
         self._synchronize()
         begin_s = time.perf_counter()
         work()
+        self._synchronize()
         return time.perf_counter() - begin_s
 
     def _synchronize(self) -> None:
@@ -236,4 +330,15 @@ class RankRun:
             self._torch.cuda.synchronize()
 
 
-PHASES = ("open", "correctness", "transfer", "speed", "abort", "shrink")
+def load_kernels(path: str) -> ModuleType:
+    """A module of the kernels by the path of its file, named as its file is."""
+    name = Path(path).name.partition(".")[0]
+    spec = spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+PHASES = ("open", "correctness", "transfer", "pieces", "speed", "abort", "shrink")

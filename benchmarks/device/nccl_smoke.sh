@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Real NCCL on one GPU with 2 and 4 ranks: right bytes, speed beside a device copy, abort, shrink, within
-# a budget. No network but loopback is used. Results: $OUT/nccl.{json,log}.
+# Real NCCL on one GPU with 2 and 4 ranks: right bytes, speed beside a device copy in registered memory
+# and other, buckets packed and unpacked by the kernel and by torch, abort, shrink, within a budget. No network but loopback is used. Results: $OUT/nccl.{json,log}.
 #
 #   OUT=folder bash benchmarks/device/nccl_smoke.sh [options of python -m benchmarks.device.nccl]
 #

@@ -4,9 +4,13 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/vector.h>
+
+#include <cstring>
 
 #include "bind/device_array.h"
 #include "cuda/codec.h"
+#include "cuda/pieces.h"
 
 #ifdef GYMFAST_CUDA_SHIM
 #define GYMFAST_CUDA_MODULE _cuda_shim
@@ -29,11 +33,16 @@ using gymfast::bind::refuse;
 using gymfast::bind::take_array;
 using gymfast::cuda::ApplyResult;
 using gymfast::cuda::CallStatus;
+using gymfast::cuda::Piece;
 using gymfast::cuda::Run;
 using gymfast::cuda::Section;
 using u64 = std::uint64_t;
 
 static_assert(sizeof(Digest) == 16 && sizeof(Section) == 40 && sizeof(ApplyResult) == 16);
+static_assert(sizeof(Piece) == 40);
+
+using Offsets = std::vector<std::tuple<u64, u64, u64>>;  // in the tensor, in the bucket, bytes
+using Rows = nb::ndarray<u64, nb::shape<-1, 5>, nb::device::cpu, nb::c_contig>;
 
 [[noreturn]] void raise_format_error(const std::string& what, Error error) {
   const int number = static_cast<int>(error);
@@ -292,6 +301,75 @@ void apply_blocks(nb::handle data, nb::handle body, u64 num_units, u64 unit_byte
   });
 }
 
+// The bytes of a piece in its tensor, for as long as that lives.
+u64 address_of_piece(const DeviceArray& tensor, u64 offset, u64 num_bytes) {
+  if (offset <= tensor.size_bytes && num_bytes <= tensor.size_bytes - offset) {
+    return reinterpret_cast<std::uintptr_t>(tensor.address) + offset;
+  }
+  refuse(tensor.name + " has " + std::to_string(tensor.size_bytes) + " bytes, expected " +
+         std::to_string(num_bytes) + " from " + std::to_string(offset) +
+         " on: pass the tensor that the piece is of");
+}
+
+u64 fill_pieces(nb::handle bucket, const std::vector<nb::object>& tensors, const Offsets& pieces,
+                bool is_packing, Rows rows) {
+  const DeviceArray whole =
+      take_array(bucket, "bucket", {1, Fit::kMultiple, 1, is_packing, false, "pass bytes"});
+  const bool is_moved = !tensors.empty();
+  if (is_moved && tensors.size() != pieces.size()) {
+    refuse("tensors are " + std::to_string(tensors.size()) + ", expected one for each of " +
+           std::to_string(pieces.size()) + " pieces, or none to sum the bucket");
+  }
+  if (rows.shape(0) != pieces.size()) {
+    refuse("rows has " + std::to_string(rows.shape(0)) + " rows, expected one for each of " +
+           std::to_string(pieces.size()) + " pieces");
+  }
+  Piece next;
+  u64 used = 0;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    const auto& [in_tensor, in_bucket, num_bytes] = pieces[i];
+    if (in_bucket < used || in_bucket > whole.size_bytes ||
+        num_bytes > whole.size_bytes - in_bucket) {
+      refuse("piece " + std::to_string(i) + " has " + std::to_string(num_bytes) + " bytes from " +
+             std::to_string(in_bucket) + " on, expected a place between " + std::to_string(used) +
+             " and the end of the bucket, " + std::to_string(whole.size_bytes) +
+             ": pass pieces in the order of the bucket");
+    }
+    next.bucket_offset = in_bucket;
+    next.num_bytes = num_bytes;
+    if (is_moved) {
+      const std::string name = "tensors[" + std::to_string(i) + "]";
+      const DeviceArray tensor = take_array(
+          tensors[i], name.c_str(), {1, Fit::kMultiple, 1, !is_packing, false, "pass bytes"});
+      gymfast::bind::common_device({&whole, &tensor});
+      gymfast::bind::require_apart({&whole, &tensor});
+      next.address = address_of_piece(tensor, in_tensor, num_bytes);
+    }
+    std::memcpy(rows.data() + 5 * i, &next, sizeof(next));
+    next.first_tile += gymfast::cuda::num_tiles_of(num_bytes);
+    next.first_row += gymfast::cuda::num_rows_of(num_bytes);
+    used = in_bucket + num_bytes;
+  }
+  return next.first_tile;
+}
+
+void move_pieces(nb::handle bucket, nb::handle table, u64 num_tiles, bool is_packing,
+                 nb::handle digest, u64 stream) {
+  const DeviceArray whole =
+      take_array(bucket, "bucket", {1, Fit::kMultiple, 1, is_packing, false, "pass bytes"});
+  const DeviceArray pieces = take_array(
+      table, "table",
+      {sizeof(Piece), Fit::kMultiple, 8, false, false, "pass the rows that fill_pieces filled"});
+  const DeviceArray sum =
+      take_array(digest, "digest", {8, Fit::kExact, 8, true, false, "pass one 64-bit number"});
+  const gymfast::cuda::PieceTable rows = {pieces.as<Piece>(), pieces.size_bytes / sizeof(Piece),
+                                          num_tiles};
+  launch({&whole, &pieces, &sum}, stream, [&](cudaStream_t on) {
+    return gymfast::cuda::move_pieces(rows, {whole.address, whole.size_bytes}, is_packing,
+                                      sum.as<u64>(), on);
+  });
+}
+
 }  // namespace
 
 NB_MODULE(GYMFAST_CUDA_MODULE, m) {
@@ -341,4 +419,12 @@ NB_MODULE(GYMFAST_CUDA_MODULE, m) {
         "first_block"_a, "num_blocks"_a, "sections"_a, "result"_a, "scratch"_a, "stream"_a,
         "Applies the sections to data in place. result, u64[2], becomes block << 8 | error number "
         "of the first bad block, or all ones, and the units changed.");
+  m.def("fill_pieces", &fill_pieces, "bucket"_a, "tensors"_a, "pieces"_a, "is_packing"_a, "rows"_a,
+        "Checks pieces (offset in the tensor beside it, offset in the bucket, bytes), writes the "
+        "table of move_pieces to rows, u64[n, 5] in CPU memory, and returns its tiles. Good for as "
+        "long as the tensors live, for any bucket as large. Without tensors pieces are summed.");
+  m.def("move_pieces", &move_pieces, "bucket"_a, "table"_a, "num_tiles"_a, "is_packing"_a,
+        "digest"_a, "stream"_a,
+        "Copies the pieces of a table on the device into the bucket (is_packing) or out of it, and "
+        "adds their weighted sum of words to digest, u64[1].");
 }

@@ -16,6 +16,7 @@
 #include <tuple>
 #include <vector>
 
+#include "nccl/arena.h"
 #include "nccl/communicator.h"
 
 namespace nb = nanobind;
@@ -23,10 +24,12 @@ using namespace nb::literals;
 
 namespace {
 
+using gymfast::nccl::Arena;
 using gymfast::nccl::Clock;
 using gymfast::nccl::Communicator;
 using gymfast::nccl::Library;
 using gymfast::nccl::Problem;
+using gymfast::nccl::Registration;
 using gymfast::nccl::Slot;
 using gymfast::nccl::Status;
 using gymfast::nccl::UniqueId;
@@ -105,6 +108,31 @@ int ask_cuda(const Nccl& nccl, int (*gymfast::nccl::CudaTable::*call)(int*), con
   return value;
 }
 
+// Memory of NCCL; it lives as long as Python refers to it.
+class Memory {
+ public:
+  Memory(const Nccl& nccl, std::size_t num_bytes, int device) {
+    if (num_bytes == 0) throw nb::value_error("num_bytes is 0, expected 1 or more");
+    memory_ = std::make_unique<Arena>(nccl.with_cuda(), device);
+    std::string problem;
+    {
+      nb::gil_scoped_release release;
+      problem = memory_->allocate(num_bytes);
+    }
+    if (!problem.empty()) raise("ChannelError", problem);
+  }
+  ~Memory() {
+    nb::gil_scoped_release release;
+    memory_.reset();
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+  const Arena& get() const { return *memory_; }
+
+ private:
+  std::unique_ptr<Arena> memory_;
+};
+
 // A communicator and the slots of its next round, whose memory is taken once.
 class Rank {
  public:
@@ -162,6 +190,19 @@ class Rank {
 
   bool wait(std::size_t num_left, double seconds) {
     return in_time([&] { return communicator_->wait(num_left, after(seconds)); });
+  }
+
+  bool register_memory(const Memory& memory, bool is_window, double seconds) {
+    const Registration how = is_window ? Registration::kWindow : Registration::kBuffer;
+    return in_time([&] {
+      return communicator_->register_memory(memory.get().address(), memory.get().num_bytes(), how,
+                                            after(seconds));
+    });
+  }
+
+  void deregister() {
+    nb::gil_scoped_release release;
+    communicator_->deregister();
   }
 
   bool begin(const std::vector<std::tuple<int, std::uintptr_t, std::size_t>>& slots,
@@ -243,6 +284,16 @@ void bind_nccl(nb::module_& m) {
         return ask_cuda(n, &gymfast::nccl::CudaTable::driver_get_version, "cudaDriverGetVersion");
       });
 
+  nb::class_<Memory>(m, "NcclMemory", "Memory of a GPU that NCCL can register.")
+      .def(nb::init<const Nccl&, std::size_t, int>(), "library"_a, "num_bytes"_a, "device"_a)
+      .def_prop_ro(
+          "address",
+          [](const Memory& m) { return reinterpret_cast<std::uintptr_t>(m.get().address()); })
+      .def_prop_ro("num_bytes", [](const Memory& m) { return m.get().num_bytes(); })
+      .def_prop_ro(
+          "is_managed", [](const Memory& m) { return m.get().is_managed(); },
+          "Whether the CPU reaches it too.");
+
   nb::class_<Rank>(m, "NcclRank", "One rank of a communicator of NCCL (csrc/nccl/communicator.h).")
       .def(nb::init<const Nccl&, int, std::size_t, double>(), "library"_a, "device"_a, "depth"_a,
            "grace_s"_a = 10.0)
@@ -257,6 +308,10 @@ void bind_nccl(nb::module_& m) {
       .def("id_to_grow", &Rank::id_to_grow, "What new ranks need to grow into this one.")
       .def("wait_until_ready", &Rank::wait_until_ready, "seconds"_a,
            "Whether the communicator could be used within that time.")
+      .def("register_memory", &Rank::register_memory, "memory"_a, "is_window"_a, "seconds"_a,
+           "Registers memory once, before the first round; False if not within that time. A window "
+           "that fails ends the communicator, a buffer changes nothing.")
+      .def("deregister", &Rank::deregister, "Takes the registration back.")
       .def("begin", &Rank::begin, "slots"_a, "producer"_a, "seconds"_a,
            "Begins a round of (root, address, bytes) after what the stream `producer` was given; "
            "False if the round before was not launched within that time.")
@@ -266,6 +321,16 @@ void bind_nccl(nb::module_& m) {
       .def("close", &Rank::close, "seconds"_a, "Gives everything back; may be called twice.")
       .def_prop_ro("num_under_way", [](const Rank& r) { return r.communicator().num_under_way(); })
       .def_prop_ro("can_shrink", [](const Rank& r) { return r.communicator().can_shrink(); })
+      .def_prop_ro(
+          "registration",
+          [](const Rank& r) {
+            switch (r.communicator().registration()) {
+              case Registration::kWindow: return "window";
+              case Registration::kBuffer: return "buffer";
+              default: return "none";
+            }
+          },
+          "How NCCL knows the memory of register_memory: window, buffer or none.")
       .def_prop_ro("is_usable", [](const Rank& r) { return r.communicator().is_usable(); })
       .def_prop_ro(
           "is_stuck", [](const Rank& r) { return r.communicator().is_stuck(); },

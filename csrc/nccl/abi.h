@@ -19,6 +19,7 @@ constexpr int kNcclInProgress = 7;
 constexpr int kNcclUint8 = 1;
 constexpr int kShrinkDefault = 0;
 constexpr int kRevokeDefault = 0;
+constexpr int kWindowSymmetric = 1;  // NCCL_WIN_COLL_SYMMETRIC
 
 constexpr int kCudaSuccess = 0;
 constexpr int kCudaNotReady = 600;
@@ -80,6 +81,12 @@ struct NcclTable {
   int (*comm_get_unique_id)(Comm, UniqueId*) = nullptr;
   int (*comm_grow)(Comm, int, const UniqueId*, int, Comm*, Config*) = nullptr;
   int (*comm_revoke)(Comm, int) = nullptr;
+  int (*mem_alloc)(void**, std::size_t) = nullptr;
+  int (*mem_free)(void*) = nullptr;
+  int (*comm_register)(Comm, void*, std::size_t, void**) = nullptr;
+  int (*comm_deregister)(Comm, void*) = nullptr;
+  int (*comm_window_register)(Comm, void*, std::size_t, void**, int) = nullptr;
+  int (*comm_window_deregister)(Comm, void*) = nullptr;
 };
 
 struct CudaTable {

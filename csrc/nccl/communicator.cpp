@@ -7,6 +7,8 @@
 #include <optional>
 #include <thread>
 
+#include "nccl/on_device.h"
+
 namespace gymfast::nccl {
 namespace {
 
@@ -14,28 +16,6 @@ using std::chrono::microseconds;
 
 constexpr microseconds kFirstPause{10};
 constexpr microseconds kLongestPause{500};
-
-// Work on a device other than the caller's, which is set again at the end.
-class OnDevice {
- public:
-  OnDevice(const CudaTable& cuda, int device) : cuda_(cuda) {
-    result_ = cuda.get_device(&before_);
-    if (result_ == kCudaSuccess && before_ != device) result_ = cuda.set_device(device);
-    has_changed_ = result_ == kCudaSuccess && before_ != device;
-  }
-  ~OnDevice() {
-    if (has_changed_) cuda_.set_device(before_);
-  }
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  int result() const { return result_; }
-
- private:
-  const CudaTable& cuda_;
-  int before_ = 0;
-  int result_ = 0;
-  bool has_changed_ = false;
-};
 
 Status refuse(const char* sentence) { return {Problem::kArgument, 0, sentence}; }
 
@@ -72,7 +52,10 @@ Communicator::Communicator(const Library& library, int device, std::size_t depth
       grace_(grace),
       rounds_(depth) {}
 
-Communicator::~Communicator() { close(Clock::now()); }
+Communicator::~Communicator() {
+  close(Clock::now());
+  if (is_stuck_) static_cast<void>(handle_.release());
+}
 
 Status Communicator::open() {
   const OnDevice on(cuda_, device_);
@@ -157,7 +140,61 @@ Status Communicator::id_to_grow(UniqueId* id) {
 }
 
 Status Communicator::wait_until_ready(Clock::time_point until) {
-  return poll_until([this] { return is_ready_; }, making_, until);
+  return poll_until([this] { return is_ready_; }, doing_, until);
+}
+
+Status Communicator::register_memory(void* address, std::size_t num_bytes, Registration how,
+                                     Clock::time_point until) {
+  const bool is_window = how == Registration::kWindow;
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (is_stopped_) return {Problem::kStopped, 0, "ncclCommRegister"};
+    if (!failure_.is_ok()) return failure_;
+    if (!is_ready_ || comm_ == nullptr) return refuse("the communicator is not ready");
+    if (num_under_way_ != 0) return refuse("memory is registered before the first round");
+    if (*handle_ != nullptr) return refuse("the communicator has memory registered already");
+    if (!(is_window ? library_.has_windows() : library_.has_registration())) {
+      return refuse("this NCCL does not register memory in this way");
+    }
+    const OnDevice on(cuda_, device_);
+    if (on.result() != kCudaSuccess) return cuda_failed(on.result(), "cudaSetDevice");
+    if (!is_window) {
+      const int result = nccl_.comm_register(comm_, address, num_bytes, handle_.get());
+      if (result != kNcclSuccess) {
+        *handle_ = nullptr;
+        note_words(comm_);
+        return {Problem::kNccl, result, "ncclCommRegister"};
+      }
+      if (*handle_ != nullptr) registration_ = how;
+      return {};
+    }
+    doing_ = "ncclCommWindowRegister";
+    const int result =
+        nccl_.comm_window_register(comm_, address, num_bytes, handle_.get(), kWindowSymmetric);
+    if (!has_begun(result)) return nccl_failed(result, doing_, comm_);
+  }
+  const Status status =
+      poll_until([this] { return !is_in_progress_; }, "ncclCommWindowRegister", until);
+  if (status.is_ok() && *handle_ != nullptr) registration_ = how;
+  return status;
+}
+
+void Communicator::deregister() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  forget_registration();
+}
+
+// An abort takes registrations along, and a communicator that failed is aborted.
+void Communicator::forget_registration() {
+  const Registration how = registration_.exchange(Registration::kNone);
+  if (how == Registration::kNone || comm_ == nullptr || is_stopped_) return;
+  const OnDevice on(cuda_, device_);
+  if (how == Registration::kWindow) {
+    nccl_.comm_window_deregister(comm_, *handle_);
+  } else {
+    nccl_.comm_deregister(comm_, *handle_);
+  }
+  *handle_ = nullptr;
 }
 
 Status Communicator::begin(std::span<const Slot> slots, Stream producer, Clock::time_point until) {
@@ -234,6 +271,7 @@ void Communicator::stop(bool is_kept) {
   const std::shared_ptr<Communicator> parent = std::move(parent_);
   // Nobody else goes into NCCL with it from here on.
   comm_ = nullptr;
+  registration_ = Registration::kNone;
   lock.unlock();
   // NCCL writes to comm_ while it makes this of the parent, which therefore ends first.
   if (parent != nullptr) parent->stop(/*is_kept=*/false);
@@ -257,6 +295,7 @@ void Communicator::close(Clock::time_point until) {
   const bool is_idle = num_under_way_ == 0 && is_usable();
   if (is_idle) {
     std::unique_lock<std::mutex> lock(mutex_);
+    forget_registration();
     const bool is_final = has_begun(nccl_.comm_finalize(comm_));
     lock.unlock();
     const auto is_done = [this] { return !is_in_progress_; };
@@ -310,7 +349,7 @@ Status Communicator::check_new() const {
 }
 
 Status Communicator::started(int result, const char* call) {
-  making_ = call;
+  doing_ = call;
   return has_begun(result) ? Status{} : nccl_failed(result, call, comm_);
 }
 
@@ -337,10 +376,10 @@ Status Communicator::poll() {
     if (Status status = poll_parent(); !status.is_ok() || is_in_progress_) return status;
   }
   if (comm_ == nullptr) return refuse("the communicator has no rank");
-  const char* call = is_ready_ ? "ncclBroadcast" : making_;
-  if (Status status = async_state(comm_, call); !status.is_ok()) return status;
+  if (Status status = async_state(comm_, doing_); !status.is_ok()) return status;
   if (is_in_progress_) return {};
   is_ready_ = true;
+  doing_ = "ncclBroadcast";
   if (num_under_way_ == 0) return {};
   Round& newest = rounds_[(first_ + num_under_way_ - 1) % depth_];
   if (newest.is_launching) {
@@ -367,13 +406,13 @@ Status Communicator::poll_events() {
 Status Communicator::poll_parent() {
   {
     const std::lock_guard<std::mutex> parent_lock(parent_->mutex_);
-    if (parent_->comm_ == nullptr) return {Problem::kStopped, 0, making_};
-    if (Status status = async_state(parent_->comm_, making_); !status.is_ok() || is_in_progress_) {
+    if (parent_->comm_ == nullptr) return {Problem::kStopped, 0, doing_};
+    if (Status status = async_state(parent_->comm_, doing_); !status.is_ok() || is_in_progress_) {
       return status;
     }
   }
   parent_.reset();
-  return comm_ == nullptr ? nccl_failed(kNcclInternalError, making_, nullptr) : Status{};
+  return comm_ == nullptr ? nccl_failed(kNcclInternalError, doing_, nullptr) : Status{};
 }
 
 // Into is_in_progress_; other states are failures.
@@ -402,9 +441,13 @@ Status Communicator::settle(Clock::time_point until) {
   }
 }
 
-Status Communicator::nccl_failed(int result, const char* call, Comm comm) {
+void Communicator::note_words(Comm comm) {
   const char* words = nccl_.get_last_error(comm);
   std::snprintf(words_, sizeof(words_), "%s", words == nullptr ? "" : words);
+}
+
+Status Communicator::nccl_failed(int result, const char* call, Comm comm) {
+  note_words(comm);
   return keep({Problem::kNccl, result, call});
 }
 

@@ -42,6 +42,9 @@ struct Slot {
 
 using Clock = std::chrono::steady_clock;
 
+// How NCCL knows memory that rounds use again and again.
+enum class Registration : std::uint8_t { kNone, kBuffer, kWindow };
+
 class Communicator {
  public:
   // Without a rank until join, shrink or grow. `grace` is how long NCCL may take to abort before it
@@ -71,6 +74,16 @@ class Communicator {
 
   // kTimeout if it is not ready by then; it may be asked again.
   Status wait_until_ready(Clock::time_point until);
+
+  // Registers memory of this communicator, once; nothing is under way. All ranks register as many
+  // bytes, or none does. A window is made by all ranks together, and one that fails, or is late,
+  // ends the communicator; a buffer that fails changes nothing. Without an error registration() is
+  // still kNone where NCCL skips this memory.
+  Status register_memory(void* address, std::size_t num_bytes, Registration how,
+                         Clock::time_point until);
+  // Takes it back, by itself; close() does it too, and an abort.
+  void deregister();
+  Registration registration() const { return registration_; }
 
   // Begins a round after the work that `producer` has been given so far. Its memory is taken until
   // the round is finished. Waits for the launch of the round before, not for its end.
@@ -110,6 +123,8 @@ class Communicator {
   Status poll_events();
   Status async_state(Comm comm, const char* call);
   Status settle(Clock::time_point until);
+  void forget_registration();  // with the mutex, on a communicator without work
+  void note_words(Comm comm);  // of NCCL about its last error
   Status nccl_failed(int result, const char* call, Comm comm);
   Status cuda_failed(int result, const char* call);
   Status keep(Status status);
@@ -130,7 +145,7 @@ class Communicator {
   std::size_t num_under_way_ = 0;
   int rank_ = -1;
   int num_ranks_ = 0;
-  const char* making_ = "";               // the call that made, or makes, the communicator
+  const char* doing_ = "";                // the call that NCCL may be in
   std::shared_ptr<Communicator> parent_;  // until NCCL has made this one of it
 
   mutable std::mutex mutex_;  // NCCL has one thread at a time inside of a communicator
@@ -143,6 +158,9 @@ class Communicator {
   std::atomic<bool> is_stopped_{false};
   Status failure_;        // the first; it stays
   char words_[256] = {};  // of NCCL about it
+  std::atomic<Registration> registration_{Registration::kNone};
+  // NCCL fills it in its own time: where it hangs, it is left to it.
+  std::unique_ptr<void*> handle_ = std::make_unique<void*>(nullptr);
 };
 
 }  // namespace gymfast::nccl

@@ -89,7 +89,13 @@ std::vector<Symbol> symbols_of(NcclTable* table) {
           {"ncclCommShrink", &table->comm_shrink, false},
           {"ncclCommGetUniqueId", &table->comm_get_unique_id, false},
           {"ncclCommGrow", &table->comm_grow, false},
-          {"ncclCommRevoke", &table->comm_revoke, false}};
+          {"ncclCommRevoke", &table->comm_revoke, false},
+          {"ncclMemAlloc", &table->mem_alloc, false},
+          {"ncclMemFree", &table->mem_free, false},
+          {"ncclCommRegister", &table->comm_register, false},
+          {"ncclCommDeregister", &table->comm_deregister, false},
+          {"ncclCommWindowRegister", &table->comm_window_register, false},
+          {"ncclCommWindowDeregister", &table->comm_window_deregister, false}};
 }
 
 std::vector<Symbol> symbols_of(CudaTable* table) {

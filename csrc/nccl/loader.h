@@ -28,6 +28,13 @@ struct Library {
   bool has_shrink() const { return nccl.comm_shrink != nullptr; }
   bool has_grow() const { return nccl.comm_grow != nullptr && nccl.comm_get_unique_id != nullptr; }
   bool has_revoke() const { return nccl.comm_revoke != nullptr; }
+  bool has_memory() const { return nccl.mem_alloc != nullptr && nccl.mem_free != nullptr; }
+  bool has_registration() const {
+    return nccl.comm_register != nullptr && nccl.comm_deregister != nullptr;
+  }
+  bool has_windows() const {
+    return nccl.comm_window_register != nullptr && nccl.comm_window_deregister != nullptr;
+  }
 };
 
 // One of the two is set. A library, once loaded, stays for the life of the process.

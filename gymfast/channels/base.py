@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 Memory: TypeAlias = Any  # flat, contiguous bytes: a NumPy array of uint8, on a GPU a torch tensor
@@ -20,6 +20,26 @@ class Slot:
 
     root: int
     memory: Memory
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Memory of a GPU that a channel has for buckets; it stays while anything refers to `owner`."""
+
+    address: int
+    num_bytes: int
+    is_managed: bool
+    """Whether the CPU reaches it too."""
+    owner: object = field(repr=False)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.__array_interface__, "strides": None}
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        place = (self.address, False)
+        return {"shape": (self.num_bytes,), "typestr": "|u1", "data": place, "version": 3}
 
 
 class Channel(ABC):
@@ -39,6 +59,8 @@ class Channel(ABC):
     """A size of buckets for whoever has no reason for another."""
     sizes_agreed = False
     """Whether all ranks are known to pass the same sizes, so that no round has to compare them."""
+    arena: Arena | None = None
+    """Memory that it moves faster than other, the same on all ranks: see BucketTransfer."""
 
     def __init__(self, rank: int, num_ranks: int, *, depth: int, timeout_s: float) -> None:
         """Raises ValueError for a rank that is not in the group, no depth, or no time."""

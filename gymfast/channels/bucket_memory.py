@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol, SupportsInt
 
 from gymfast.buckets import Piece
-from gymfast.channels.base import Memory
+from gymfast.channels.base import Arena, Memory
 
 
 class BucketMemory(Protocol):
@@ -22,11 +22,18 @@ class BucketMemory(Protocol):
     def empty(self, num_bytes: int) -> Memory:
         """Memory that holds anything."""
 
-    def pack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        """Copies a piece of a tensor to its bucket."""
+    def of_arena(self, arena: Arena) -> Memory | None:
+        """Memory of a channel as this one sees it; None if it does not reach it."""
 
-    def unpack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        """Copies a piece from its bucket to its tensor."""
+    def pack(
+        self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]
+    ) -> SupportsInt:
+        """Copies pieces, each of the tensor beside it, to their bucket; their digest."""
+
+    def unpack(
+        self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]
+    ) -> SupportsInt:
+        """Copies pieces from their bucket, each to the tensor beside it; their digest."""
 
     def digest(self, memory: Memory, pieces: Sequence[Piece]) -> SupportsInt:
         """64 bits that change with any byte of the pieces; padding between them does not count."""

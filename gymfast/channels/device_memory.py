@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, SupportsInt
+from types import ModuleType
+from typing import Any, Literal, SupportsInt
 
 import numpy as np
 import numpy.typing as npt
 
 from gymfast.buckets import Piece
-from gymfast.channels.base import Memory
+from gymfast.channels.base import Arena, Memory
+from gymfast.channels.device_pieces import PieceKernels, kernels_of
 from gymfast.errors import MissingDependencyError
 
 _WORD = 8  # bytes
@@ -31,6 +33,9 @@ def weights(num: int, seed: int) -> npt.NDArray[np.uint64]:
 class DeviceMemory:
     """Flat torch tensors of bytes on one device.
 
+    On a GPU a bucket is one launch of a kernel of gymfast._cuda, which copies and digests it in one
+    pass; where that is not built, and elsewhere, some operations of torch for each piece.
+
     Copies run on a stream of their own, after what the caller's stream was given before the
     transfer and before what it is given after it. Nothing waits for the device until the digests
     are read, at the end of a transfer.
@@ -43,8 +48,13 @@ class DeviceMemory:
 
     digest_name = "weighted sum of words"
 
-    def __init__(self, device: Any) -> None:
-        """Memory of a device that torch knows. Raises MissingDependencyError without torch."""
+    def __init__(self, device: Any, kernels: ModuleType | Literal["auto"] | None = "auto") -> None:
+        """Memory of a device that torch knows.
+
+        `kernels` is gymfast._cuda, where it is built and the device is one of CUDA, or a module
+        that stands in for it; None leaves the work to torch.
+        Raises MissingDependencyError without torch.
+        """
         try:
             import torch
         except ImportError as error:
@@ -56,8 +66,17 @@ class DeviceMemory:
         self._stream: Any = None
         if self._device.type == "cuda":
             self._stream = torch.cuda.Stream(self._device)
+        self._kernels: PieceKernels | None = None
+        module = kernels_of(self._device.type) if kernels == "auto" else kernels
+        if module is not None:
+            self._kernels = PieceKernels(module, torch, self._device, self._current_stream)
         self._cols = self._to_device(weights(_COLS, 1))
         self._rows = self._to_device(weights(_ROWS, 2))
+
+    @property
+    def has_kernels(self) -> bool:
+        """Whether a bucket is one launch."""
+        return self._kernels is not None
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -76,15 +95,35 @@ class DeviceMemory:
     def empty(self, num_bytes: int) -> Memory:
         return self._torch.empty(num_bytes, dtype=self._torch.uint8, device=self._device)
 
-    def pack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        part = tensor.narrow(0, piece.tensor_offset, piece.num_bytes)
-        bucket.narrow(0, piece.bucket_offset, piece.num_bytes).copy_(part, non_blocking=True)
+    def of_arena(self, arena: Arena) -> Memory | None:
+        if self._device.type == "cuda":
+            return self._torch.as_tensor(arena, device=self._device)
+        return self._torch.from_numpy(np.asarray(arena)) if arena.is_managed else None
 
-    def unpack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        part = bucket.narrow(0, piece.bucket_offset, piece.num_bytes)
-        tensor.narrow(0, piece.tensor_offset, piece.num_bytes).copy_(part, non_blocking=True)
+    def pack(
+        self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]
+    ) -> SupportsInt:
+        if self._kernels is not None:
+            return self._kernels.move(bucket, pieces, tensors, is_packing=True)
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            part = tensor.narrow(0, piece.tensor_offset, piece.num_bytes)
+            bucket.narrow(0, piece.bucket_offset, piece.num_bytes).copy_(part, non_blocking=True)
+        return self.digest(bucket, pieces)
+
+    def unpack(
+        self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]
+    ) -> SupportsInt:
+        if self._kernels is not None:
+            return self._kernels.move(bucket, pieces, tensors, is_packing=False)
+        found = self.digest(bucket, pieces)
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            part = bucket.narrow(0, piece.bucket_offset, piece.num_bytes)
+            tensor.narrow(0, piece.tensor_offset, piece.num_bytes).copy_(part, non_blocking=True)
+        return found
 
     def digest(self, memory: Memory, pieces: Sequence[Piece]) -> SupportsInt:
+        if self._kernels is not None:
+            return self._kernels.move(memory, pieces, (), is_packing=False)
         total = self._torch.zeros((), dtype=self._torch.int64, device=self._device)
         row = 0
         for piece in pieces:
@@ -95,6 +134,11 @@ class DeviceMemory:
                 total += self._sum(words, rows[row - num_rows : row])
         value: SupportsInt = total
         return value
+
+    def _current_stream(self) -> int:
+        if self._stream is None:
+            return 0
+        return int(self._torch.cuda.current_stream(self._device).cuda_stream)
 
     def _sum(self, words: Any, rows: Any) -> Any:
         """Words of whole rows and of one that may be shorter; int64 wraps as modulo 2**64."""

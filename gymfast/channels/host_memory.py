@@ -9,7 +9,7 @@ import numpy as np
 
 from gymfast._core import check64
 from gymfast.buckets import Piece
-from gymfast.channels.base import Memory
+from gymfast.channels.base import Arena, Memory
 
 
 class HostMemory:
@@ -23,11 +23,19 @@ class HostMemory:
     def empty(self, num_bytes: int) -> Memory:
         return np.empty(num_bytes, np.uint8)
 
-    def pack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        _in_bucket(bucket, piece)[:] = _in_tensor(tensor, piece)
+    def of_arena(self, arena: Arena) -> Memory | None:
+        return np.asarray(arena) if arena.is_managed else None
 
-    def unpack(self, bucket: Memory, piece: Piece, tensor: Memory) -> None:
-        _in_tensor(tensor, piece)[:] = _in_bucket(bucket, piece)
+    def pack(self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]) -> int:
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            _in_bucket(bucket, piece)[:] = _in_tensor(tensor, piece)
+        return self.digest(bucket, pieces)
+
+    def unpack(self, bucket: Memory, pieces: Sequence[Piece], tensors: Sequence[Memory]) -> int:
+        found = self.digest(bucket, pieces)
+        for piece, tensor in zip(pieces, tensors, strict=True):
+            _in_tensor(tensor, piece)[:] = _in_bucket(bucket, piece)
+        return found
 
     def digest(self, memory: Memory, pieces: Sequence[Piece]) -> int:
         return check64(*(_in_bucket(memory, piece).data for piece in pieces))

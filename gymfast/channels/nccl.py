@@ -5,14 +5,16 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from gymfast.channels.agreement import Terms, agree
 from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S
 from gymfast.channels.control import Control
+from gymfast.channels.nccl_arena import add_arena
 from gymfast.channels.nccl_channel import NcclChannel
-from gymfast.channels.nccl_library import load, warn_of_expandable_segments
+from gymfast.channels.nccl_library import load, registrations_of, warn_of_expandable_segments
 from gymfast.errors import ChannelError, GymfastError, MissingDependencyError
 
 __all__ = ["NcclChannel", "Way", "choose_way", "open_nccl"]
@@ -61,13 +63,15 @@ def open_nccl(
     depth: int = DEFAULT_DEPTH,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     max_ctas: int = 0,
+    arena_bytes: int = 0,
 ) -> NcclChannel:
     """A channel over NCCL between the ranks of a formation; called by all of them.
 
     After ranks were lost or came: form() again, then all call this with the channel that the new
     one replaces (None on ranks that are new), which is closed. It shrinks or grows where NCCL
     and the state of the old channel allow it, and is made anew otherwise. `device` is the number
-    of this rank's GPU, by default torch's current one.
+    of this rank's GPU, by default torch's current one. `arena_bytes` of memory are allocated and
+    registered with NCCL for buckets: depth x bucket_bytes for each root (BucketTransfer).
     Raises MissingDependencyError without NCCL or CUDA, ChannelError, on all ranks, if versions or
     settings differ or a rank does not get into the communicator by the deadline.
     """
@@ -84,7 +88,43 @@ def open_nccl(
             control=control,
         )
 
-    first = _agreed(control, channel, depth, timeout_s)
+    first = _agreed(
+        control, channel, Terms({}, depth, {"arena_bytes": str(arena_bytes)}), timeout_s
+    )
+    arena = replaces.arena if replaces is not None else None
+    try:
+        made = _made(control, channel, first, replaces, max_ctas)
+    finally:
+        if replaces is not None:
+            _close_replaced(replaces, control)
+    if arena_bytes == 0:
+        return made
+    if replaces is not None:
+        made.num_failed_registrations = replaces.num_failed_registrations
+        arena = None if replaces.is_stuck else arena
+    try:
+        ways = registrations_of(load(path, cuda_path))
+        trouble = partial(_on_trouble, control, made)
+        if add_arena(control, made, arena_bytes, ways, arena, trouble):
+            return made
+    except BaseException:  # the others may be inside NCCL with this rank
+        made.discard()
+        raise
+    made.discard()
+    anew = _anew(control, channel, max_ctas)
+    anew.num_failed_registrations = made.num_failed_registrations
+    return anew
+
+
+def _made(
+    control: Control,
+    channel: Callable[[], NcclChannel],
+    first: NcclChannel,
+    replaces: NcclChannel | None,
+    max_ctas: int,
+) -> NcclChannel:
+    """A channel with a communicator, made in the best way that all ranks can go."""
+    timeout_s = first.timeout_s
     offer = [
         list(replaces.members) if replaces else [],
         replaces is not None and replaces.can_shrink,
@@ -92,25 +132,26 @@ def open_nccl(
     ]
     offers = control.gather(offer, timeout_s)
     way = choose_way(control.ranks, offers) if control.rank == 0 else None
-    try:
-        how = str(control.share(way.how if way else None, timeout_s))
-        if how != "make":
-            members = way.members if way else ()
-            words = _attempt(control, first, _Step(how, members, replaces, max_ctas))
-            if not words:
-                return first
-            _log.warning("NCCL did not %s the communicator, it is made anew: %s", how, words)
-            first = channel()
-        if words := _attempt(control, first, _Step("make", (), None, max_ctas)):
-            raise ChannelError(words)
+    how = str(control.share(way.how if way else None, timeout_s))
+    if how == "make":
+        return _anew(control, lambda: first, max_ctas)
+    members = way.members if way else ()
+    words = _attempt(control, first, _Step(how, members, replaces, max_ctas))
+    if not words:
         return first
-    finally:
-        if replaces is not None:
-            _close_replaced(replaces, control)
+    _log.warning("NCCL did not %s the communicator, it is made anew: %s", how, words)
+    return _anew(control, channel, max_ctas)
+
+
+def _anew(control: Control, channel: Callable[[], NcclChannel], max_ctas: int) -> NcclChannel:
+    made = channel()
+    if words := _attempt(control, made, _Step("make", (), None, max_ctas)):
+        raise ChannelError(words)
+    return made
 
 
 def _agreed(
-    control: Control, channel: Callable[[], NcclChannel], depth: int, timeout_s: float
+    control: Control, channel: Callable[[], NcclChannel], terms: Terms, timeout_s: float
 ) -> NcclChannel:
     """A channel without a communicator, if all ranks have one and the same environment."""
     made: NcclChannel | None = None
@@ -121,7 +162,7 @@ def _agreed(
         problem = error  # the others hear of it instead of waiting
     environment = made.environment if made else {"NCCL": str(problem)}
     try:
-        agree(control, Terms({}, depth, environment), timeout_s)
+        agree(control, replace(terms, environment={**environment, **terms.environment}), timeout_s)
     except ChannelError:
         if made is not None:
             made.discard()

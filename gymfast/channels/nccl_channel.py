@@ -10,15 +10,22 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from gymfast._core import NcclLibrary, NcclRank
-from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Channel, Memory, Slot
+from gymfast._core import NcclLibrary, NcclMemory, NcclRank
+from gymfast.channels.base import (
+    DEFAULT_DEPTH,
+    DEFAULT_TIMEOUT_S,
+    Arena,
+    Channel,
+    Memory,
+    Slot,
+)
 from gymfast.channels.control import Control
 from gymfast.channels.nccl_library import environment_of
 from gymfast.errors import ChannelError
 
 T = TypeVar("T")
 _log = logging.getLogger(__name__)
-_abandoned: list[Sequence[Slot]] = []  # memory that an NCCL that hangs may still write to
+_abandoned: list[object] = []  # memory that an NCCL that hangs may still write to
 _LOOK_S = 0.1
 _CLOSE_S = 5.0
 _GRACE_S = 10.0  # for an abort, which hangs in some versions of NCCL
@@ -53,6 +60,8 @@ class NcclChannel(Channel):
         """What has to be equal on all ranks: for BucketTransfer."""
         self.members: tuple[int, ...] = control.ranks if control else tuple(range(num_ranks))
         """Ranks of the control plane in the order that NCCL has them."""
+        self.num_failed_registrations = 0
+        """How often an arena could not be allocated or registered, so that rounds go without."""
         self._library, self._device, self._control = library, device, control
         self._ranks = self.members  # by position
         self._nccl = NcclRank(library, device, depth, min(timeout_s, _GRACE_S))
@@ -77,6 +86,16 @@ class NcclChannel(Channel):
     def can_grow(self) -> bool:
         """Whether this NCCL can add ranks to a communicator."""
         return "grow" in self._library.features
+
+    @property
+    def registration(self) -> str:
+        """How NCCL knows the arena: "window", "buffer" or "none"."""
+        return self._nccl.registration
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether NCCL did not come back from an abort: it may still use memory of its rounds."""
+        return self._nccl.is_stuck
 
     @property
     def is_usable(self) -> bool:
@@ -133,6 +152,36 @@ class NcclChannel(Channel):
         """What new ranks need; asked for on one rank, which passes it to grow."""
         return self._call(self._nccl.id_to_grow)
 
+    def take_arena(self, num_bytes: int, arena: Arena | None) -> None:
+        """Has an arena of so many bytes from now on: the given one if it is as large.
+
+        Raises ChannelError if there is no memory; the channel goes on without.
+        """
+        if arena is None or arena.num_bytes != num_bytes:
+            made = NcclMemory(self._library, num_bytes, self._device)
+            arena = Arena(made.address, num_bytes, made.is_managed, made)
+        self.arena = arena
+
+    def register_arena(self, how: str) -> bool:
+        """Whether NCCL registered the arena as a "window" or "buffer"; it may skip some memory.
+
+        A window is made by all ranks together. Raises ChannelError: the channel has failed then for
+        a window, and goes on for a buffer.
+        """
+        arena, is_window = self.arena, how == "window"
+        assert arena is not None
+        memory: Any = arena.owner
+        nccl, left_s = self._nccl, self.timeout_s
+        if not is_window:
+            nccl.register_memory(memory, False, left_s)
+        elif not self._call(lambda: nccl.register_memory(memory, True, left_s)):
+            raise self._late("ncclCommWindowRegister was not complete")
+        return nccl.registration == how
+
+    def deregister_arena(self) -> None:
+        """Takes the registration back, by itself."""
+        self._nccl.deregister()
+
     def begin(self, slots: Sequence[Slot]) -> None:
         places = [(self._place(slot.root), *_address(slot.memory)) for slot in slots]
         self.finish(self.depth - 1)
@@ -168,8 +217,9 @@ class NcclChannel(Channel):
         self._nccl.close(min(self.timeout_s, _CLOSE_S))
         if self._nccl.is_stuck:
             _log.warning("NCCL did not come back from an abort: memory of its rounds is kept")
-            _abandoned.extend(self._held)
+            _abandoned.extend([*self._held, self.arena])
         self._held.clear()
+        self.arena = None
 
     def discard(self) -> None:
         """Closes without asking the other ranks, some of which are gone."""

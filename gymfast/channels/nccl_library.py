@@ -43,9 +43,30 @@ def environment_of(library: NcclLibrary) -> dict[str, str]:
     Raises ChannelError if there is no CUDA driver.
     """
     found = {n: v for n, v in settings().items() if not n.startswith(_LOCAL)}
-    has_cumem = library.driver_version() >= _CUMEM_DRIVER
-    has_cumem = has_cumem and os.environ.get("NCCL_CUMEM_ENABLE", "1") != "0"
-    return {"NCCL": library.version, "cuMem of NCCL": "on" if has_cumem else "off", **found}
+    cumem = "on" if _has_cumem(library) else "off"
+    ways = ", ".join(registrations_of(library))
+    return {"NCCL": library.version, "cuMem of NCCL": cumem, "registration": ways, **found}
+
+
+def registrations_of(library: NcclLibrary) -> tuple[str, ...]:
+    """Ways to register memory with NCCL, the best first: "window", "buffer"; nothing without one.
+
+    Both need memory of NCCL that other processes can map (cuMem).
+    """
+    if "memory" not in library.features or not _has_cumem(library):
+        return ()
+    known = {"window": "windows", "buffer": "registration"}
+    off = {"window": "NCCL_WIN_ENABLE", "buffer": "NCCL_LOCAL_REGISTER"}
+    return tuple(
+        way
+        for way, feature in known.items()
+        if feature in library.features and os.environ.get(off[way]) != "0"
+    )
+
+
+def _has_cumem(library: NcclLibrary) -> bool:
+    has_driver = library.driver_version() >= _CUMEM_DRIVER
+    return has_driver and os.environ.get("NCCL_CUMEM_ENABLE", "1") != "0"
 
 
 def warn_of_expandable_segments(environment: Mapping[str, str] = os.environ) -> bool:

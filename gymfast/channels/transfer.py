@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, SupportsInt
@@ -259,20 +259,22 @@ class BucketTransfer:
             last = load.packed[-1]
             arena = self._arena(turn.root, number % self._channel.depth)
             load.arena = Slot(place, arena[: last.bucket_offset + last.num_bytes])
-            for piece in load.packed if root == self._control.rank else ():
-                self._memory.pack(arena, piece, tensors[plan.tensors[piece.tensor].name])
         if root == self._control.rank:
-            digests[root].append(self._digests_of(load))
+            digests[root].append(self._digests_of(load, self._memory.pack, tensors))
         return load
 
-    def _digests_of(self, load: _Load) -> list[SupportsInt]:
-        """One for each slot."""
+    def _digests_of(
+        self, load: _Load, copy: Callable[..., SupportsInt], tensors: Mapping[str, Memory]
+    ) -> list[SupportsInt]:
+        """One for each slot; `copy` packs or unpacks the pieces of the arena."""
         found: list[SupportsInt] = [
             self._memory.digest(slot.memory, [Piece(0, 0, 0, len(slot.memory))])
             for slot in load.direct
         ]
         if load.arena is not None:
-            found.append(self._memory.digest(load.arena.memory, load.packed))
+            plan = self._plans[self._roots[load.turn.root]]
+            own = [tensors[plan.tensors[piece.tensor].name] for piece in load.packed]
+            found.append(copy(load.arena.memory, load.packed, own))
         return found
 
     def _end(
@@ -288,14 +290,8 @@ class BucketTransfer:
         arrived_s = time.perf_counter()
         for load in done:
             root = self._roots[load.turn.root]
-            if root == self._control.rank:
-                continue
-            digests[root].append(self._digests_of(load))
-            if load.arena is None:
-                continue
-            for piece in load.packed:
-                target = tensors[self._plans[root].tensors[piece.tensor].name]
-                self._memory.unpack(load.arena.memory, piece, target)
+            if root != self._control.rank:
+                digests[root].append(self._digests_of(load, self._memory.unpack, tensors))
         seconds.wire += arrived_s - begin_s
         seconds.unpack += time.perf_counter() - arrived_s
 
@@ -304,8 +300,20 @@ class BucketTransfer:
         key = (root, place)
         if key not in self._arenas:
             plan = self._plans[self._roots[root]]
-            self._arenas[key] = self._memory.empty(min(plan.bucket_bytes, plan.num_bytes))
+            size = min(plan.bucket_bytes, plan.num_bytes)
+            found = self._of_channel(root, place, size)
+            self._arenas[key] = self._memory.empty(size) if found is None else found
         return self._arenas[key]
+
+    def _of_channel(self, root: int, place: int, size: int) -> Memory | None:
+        """Memory of the channel at the same place on all ranks, if it is large enough for all."""
+        arena = self._channel.arena
+        whole = None if arena is None else self._memory.of_arena(arena)
+        step = max(plan.bucket_bytes for plan in self._plans.values())
+        begin = (root * self._channel.depth + place) * step
+        if whole is None or len(whole) < len(self._roots) * self._channel.depth * step:
+            return None
+        return whole[begin : begin + size]
 
     def _check(self, tensors: Mapping[str, Memory]) -> None:
         for plan in self._plans.values():

@@ -18,6 +18,9 @@ Examples:
 """
 
 
+_CALLS = {"window": "ncclCommWindowRegister", "buffer": "ncclCommRegister"}
+
+
 @click.group(epilog=_EPILOG)
 def command() -> None:
     """Look for optional parts and say what is there."""
@@ -32,7 +35,12 @@ def nccl(output: Output, library: str, cuda_library: str) -> None:
 
     The exit code is 1 if there is none that gymfast can use.
     """
-    from gymfast.channels.nccl_library import load, settings, warn_of_expandable_segments
+    from gymfast.channels.nccl_library import (
+        load,
+        registrations_of,
+        settings,
+        warn_of_expandable_segments,
+    )
     from gymfast.errors import MissingDependencyError
 
     found, problem = None, ""
@@ -41,11 +49,13 @@ def nccl(output: Output, library: str, cuda_library: str) -> None:
     except MissingDependencyError as error:
         problem = str(error)
     driver, num_gpus, cuda_problem = _cuda(found) if found else ("-", 0, "")
+    ways = registrations_of(found) if found and not found.cuda_problem else ()
     variables = settings()
     fields = {
         "version": found.version if found else None,
         "path": found.path if found else None,
         "features": found.features if found else [],
+        "registration": ways[0] if ways else None,
         "cuda_path": found.cuda_path or None if found else None,
         "cuda_problem": cuda_problem,
         "driver": driver,
@@ -56,6 +66,7 @@ def nccl(output: Output, library: str, cuda_library: str) -> None:
     rows = [
         ("NCCL", f"{found.version} at {found.path}" if found else "none"),
         ("features", ", ".join(found.features) if found else "-"),
+        ("registration", _CALLS[ways[0]] if ways else "none"),
         ("CUDA runtime", (found.cuda_path if found else "") or "none"),
         ("CUDA driver", driver),
         ("GPUs", f"{num_gpus}{f' ({cuda_problem})' if cuda_problem else ''}"),

@@ -1,6 +1,6 @@
 // Three ranks in threads on the double of NCCL, for builds with sanitisers: rounds, an error, a
-// stop from another thread, a shrink, a grow, an abort while a communicator is made. Prints what
-// came. Usage: nccl_sanitised PATH_OF_THE_DOUBLE
+// stop from another thread, a shrink, a grow, registered memory, an abort while a communicator is
+// made. Prints what came. Usage: nccl_sanitised PATH_OF_THE_DOUBLE
 #include <dlfcn.h>
 
 #include <cstdio>
@@ -10,6 +10,7 @@
 #include <thread>
 #include <vector>
 
+#include "nccl/arena.h"
 #include "nccl/communicator.h"
 
 namespace {
@@ -134,6 +135,38 @@ void abort_while_making(const Library& library) {
   first->close(Clock::now());
 }
 
+// Windows of all ranks, then one that a rank waits for alone until another thread stops it.
+void register_windows(const Library& library) {
+  constexpr std::size_t kBytes = 8192;
+  for (const Registration how : {Registration::kWindow, Registration::kBuffer}) {
+    Ranks ranks = joined(library, 3);
+    std::vector<std::unique_ptr<Arena>> memory;
+    for (std::size_t rank = 0; rank < 3; ++rank) {
+      memory.push_back(std::make_unique<Arena>(library, 0));
+      expect(memory.back()->allocate(kBytes).empty(), "allocate");
+    }
+    in_threads(3, [&](std::size_t rank) {
+      Communicator& one = *ranks[rank];
+      expect(one.register_memory(memory[rank]->address(), kBytes, how, soon()).is_ok(), "register");
+      expect(one.registration() == how, "registration");
+      const Slot slot{1, memory[rank]->address(), kBytes};
+      expect(one.begin({&slot, 1}, nullptr, soon()).is_ok(), "begin");
+      expect(one.wait(0, soon()).is_ok(), "wait");
+    });
+    close(&ranks);
+  }
+  Ranks ranks = joined(library, 2);
+  Arena memory(library, 0);
+  expect(memory.allocate(kBytes).empty(), "allocate");
+  std::thread other([&] { ranks[0]->stop(false); });
+  const Status status =
+      ranks[0]->register_memory(memory.address(), kBytes, Registration::kWindow, soon());
+  expect(status.problem == Problem::kStopped, "stopped");
+  expect(ranks[0]->registration() == Registration::kNone, "no registration");
+  other.join();
+  close(&ranks);
+}
+
 void fail(const Library& library, void (*set)(const char*, int, int)) {
   Ranks ranks = joined(library, 1);
   set("async_error", 0, 2);
@@ -160,6 +193,7 @@ int main(int argc, char** argv) {
   stop_while_waiting(*loaded.library);
   shrink_and_grow(*loaded.library);
   abort_while_making(*loaded.library);
+  register_windows(*loaded.library);
   fail(*loaded.library, set);
   std::printf("%d wrong\n", num_wrong);
   return num_wrong == 0 ? 0 : 1;

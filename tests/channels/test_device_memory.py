@@ -73,8 +73,9 @@ def test_pieces_go_into_buckets_and_out_again() -> None:
     tensor, bucket = torch.arange(100, dtype=torch.uint8), memory.empty(64)
     bucket.zero_()
     with memory.in_use():
-        memory.pack(bucket, Piece(0, 10, 3, 20), tensor)
+        packed = int(memory.pack(bucket, [Piece(0, 10, 3, 20)], [tensor]))
         assert bucket.tolist() == [0] * 3 + list(range(10, 30)) + [0] * 41
         back = torch.zeros(100, dtype=torch.uint8)
-        memory.unpack(bucket, Piece(0, 10, 3, 20), back)
+        unpacked = int(memory.unpack(bucket, [Piece(0, 10, 3, 20)], [back]))
+    assert packed == unpacked == int(memory.digest(bucket, [Piece(0, 0, 3, 20)]))
     assert back.tolist() == [0] * 10 + list(range(10, 30)) + [0] * 70

@@ -198,6 +198,7 @@ def test_the_doctor_says_what_it_found(real_name: str) -> None:
         "version": "2.30.7",
         "path": real_name,
         "features": [name for name in ALL if name != "call-config"],
+        "registration": "window",
         "cuda_path": real_name,
         "cuda_problem": "",
         "driver": "13.0",

@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.ci, pytest.mark.timeout(600)]
 
 SOURCES = [
     ROOT / "tests/channels/nccl_sanitised.cpp",
+    ROOT / "csrc/nccl/arena.cpp",
     ROOT / "csrc/nccl/communicator.cpp",
     ROOT / "csrc/nccl/loader.cpp",
 ]

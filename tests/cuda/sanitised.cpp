@@ -4,12 +4,14 @@
 //   race      threads read shared memory that others write, without a barrier
 //   barrier   a barrier that one thread does not reach
 //   overflow  a write behind the end of a tensor
+#include <algorithm>
 #include <cstdio>
 #include <random>
 #include <string>
 #include <vector>
 
 #include "cuda/device.cuh"
+#include "cuda/pieces.h"
 #include "shim.cpp"
 
 namespace {
@@ -117,6 +119,50 @@ int apply(const Case& c, const std::uint8_t* body, std::uint64_t size,
   return result[0] == gymfast::cuda::kNoError ? 0 : static_cast<int>(result[0] & 255);
 }
 
+// Packs pieces of tensors, in memory of their exact size, into a bucket of its exact size, and
+// unpacks them again.
+int move_pieces(std::size_t shift, std::mt19937& random) {
+  using gymfast::cuda::Piece;
+  const std::uint64_t sizes[] = {0, 1, 8, 15, 16, 33, 16384, 16385, 40000, 0};
+  std::vector<std::unique_ptr<Memory>> tensors;
+  std::vector<Piece> pieces;
+  Piece next;
+  for (const std::uint64_t size : sizes) {
+    tensors.push_back(std::make_unique<Memory>(size, shift));
+    for (std::uint64_t i = 0; i < size; ++i) {
+      tensors.back()->bytes()[i] = static_cast<std::uint8_t>(random());
+    }
+    next.num_bytes = size;
+    next.address = reinterpret_cast<std::uintptr_t>(tensors.back()->bytes());
+    pieces.push_back(next);
+    next.bucket_offset += shift == 0 ? (size + 15) / 16 * 16 : size;
+    next.first_tile += gymfast::cuda::num_tiles_of(size);
+    next.first_row += gymfast::cuda::num_rows_of(size);
+  }
+  Memory bucket(next.bucket_offset);
+  const gymfast::cuda::PieceTable table = {pieces.data(), pieces.size(), next.first_tile};
+  const gymfast::cuda::Bucket whole = {bucket.bytes(), next.bucket_offset};
+  std::uint64_t digests[2] = {0, 0};
+  std::vector<std::vector<std::uint8_t>> before;
+  for (const bool is_packing : {true, false}) {
+    if (!gymfast::cuda::move_pieces(table, whole, is_packing, &digests[!is_packing], nullptr)
+             .is_ok()) {
+      return 1;
+    }
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+      std::uint8_t* bytes = tensors[i]->bytes();
+      if (is_packing) {
+        before.emplace_back(bytes, bytes + sizes[i]);
+        std::memset(bytes, 0, sizes[i]);
+      } else if (!std::equal(before[i].begin(), before[i].end(), bytes)) {
+        return 1;
+      }
+    }
+  }
+  std::printf("pieces %016llx\n", static_cast<unsigned long long>(digests[0]));
+  return digests[0] == digests[1] ? 0 : 1;
+}
+
 int run_case(const Case& c, std::mt19937& random) {
   std::vector<std::uint64_t> digests(2 * c.run.num_blocks), after(2 * c.run.num_blocks);
   shim_digest(&c.run, c.base.data(), digests.data(), c.run.num_blocks);
@@ -150,6 +196,12 @@ int main(int argc, char** argv) {
   const bool is_few = argc > 1 && std::string(argv[1]) == "few";
   if (argc > 1 && !is_few) return misbehave(argv[1]);
   std::mt19937 random(1);
+  for (const std::size_t shift : {0, 4, 1}) {
+    if (move_pieces(shift, random) != 0) {
+      std::printf("pieces: the round trip failed\n");
+      return 1;
+    }
+  }
   int cases = 0;
   for (const Shape& shape : kShapes) {
     for (const std::uint64_t unit_bytes : {1, 2, 4}) {

@@ -124,6 +124,8 @@ EXPORT int cudaStreamWaitEvent(void* stream, void* event, unsigned) {
   return 0;
 }
 EXPORT int cudaPointerGetAttributes(PointerAttributes* attributes, const void* pointer) {
-  *attributes = {knobs().host_memory != 0 ? 0 : 2, 0, const_cast<void*>(pointer), nullptr};
+  // Managed memory: that of a GPU which the CPU reaches too.
+  void* address = const_cast<void*>(pointer);
+  *attributes = {knobs().host_memory != 0 ? 0 : 3, 0, address, address};
   return 0;
 }

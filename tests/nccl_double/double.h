@@ -26,12 +26,17 @@ enum Result { kSuccess, kCuda, kSystem, kInternal, kArgument, kUsage, kRemote, k
 struct Knobs {
   std::atomic<int> version{23007};
   std::atomic<int> device_count{1};
-  std::atomic<int> host_memory{0};            // 1: all memory is that of the host
-  std::atomic<int> init_hangs[kMaxRanks]{};   // 1: the rank calls and never gets there
-  std::atomic<int> async_error[kMaxRanks]{};  // what the next look at the communicator finds
-  std::atomic<int> call_error[kMaxRanks]{};   // what the next broadcast returns
-  std::atomic<int> abort_hangs[kMaxRanks]{};  // 1: abort does not come back
-  std::atomic<int> is_silent[kMaxRanks]{};    // 1: others do not notice that the rank is gone
+  std::atomic<int> host_memory{0};               // 1: all memory is that of the host
+  std::atomic<int> init_hangs[kMaxRanks]{};      // 1: the rank calls and never gets there
+  std::atomic<int> async_error[kMaxRanks]{};     // what the next look at the communicator finds
+  std::atomic<int> call_error[kMaxRanks]{};      // what the next broadcast returns
+  std::atomic<int> abort_hangs[kMaxRanks]{};     // 1: abort does not come back
+  std::atomic<int> is_silent[kMaxRanks]{};       // 1: others do not notice that the rank is gone
+  std::atomic<int> alloc_error{0};               // what the next ncclMemAlloc returns
+  std::atomic<int> register_error[kMaxRanks]{};  // what the next ncclCommRegister returns
+  std::atomic<int> window_error[kMaxRanks]{};    // what the next window comes to
+  std::atomic<int> skips_registration{0};        // 1: NCCL_LOCAL_REGISTER=0
+  std::atomic<int> skips_windows{0};             // 1: NCCL_WIN_ENABLE=0
 };
 Knobs& knobs();
 
@@ -61,6 +66,7 @@ class Stream {
 struct Box {  // what a root shows, chunk by chunk
   std::atomic<std::uint64_t> num_bytes;
   std::atomic<std::uint64_t> num_chunks;
+  std::atomic<std::uint64_t> place;  // in registered memory, from 1 on
   unsigned char data[kChunk];
 };
 
@@ -68,6 +74,8 @@ struct Member {
   std::atomic<int> state;  // 0 not yet, 1 there, 2 gone
   std::atomic<int> pid;
   std::atomic<std::uint64_t> num_taken[kMaxRanks];  // chunks, by root
+  std::atomic<std::uint64_t> num_windows;
+  std::atomic<std::uint64_t> window_bytes, window_round;  // of the newest
 };
 
 struct Segment {
@@ -87,8 +95,14 @@ class Group {
 
   // Moves one broadcast; false once `is_over` says so. Sizes that differ, and ranks that are gone,
   // never end by themselves; the latter are told by `on_gone`.
-  bool broadcast(int root, unsigned char* data, std::size_t num_bytes,
+  // `place` counts from 1 in registered memory, 0 is other memory: the same on all ranks.
+  bool broadcast(int root, unsigned char* data, std::size_t num_bytes, std::size_t place,
                  const std::function<bool()>& is_over, const std::function<void()>& on_gone);
+
+  // All ranks make their windows in the same order, between the same rounds, as large as each
+  // other.
+  void begin_window(std::size_t num_bytes, std::uint64_t num_rounds);
+  bool have_all_windows() const;
 
   const std::string name;
   const int num_ranks, rank;

@@ -60,6 +60,26 @@ Group::~Group() {
 
 bool Group::is_complete() const { return segment_->num_joined == num_ranks; }
 
+void Group::begin_window(std::size_t num_bytes, std::uint64_t num_rounds) {
+  Member& mine = segment_->members[rank];
+  mine.window_bytes = num_bytes;
+  mine.window_round = num_rounds;
+  ++mine.num_windows;
+}
+
+bool Group::have_all_windows() const {
+  const Member& mine = segment_->members[rank];
+  for (int other = 0; other < num_ranks; ++other) {
+    const Member& member = segment_->members[other];
+    if (member.num_windows < mine.num_windows) return false;
+    if (member.num_windows == mine.num_windows &&
+        (member.window_bytes != mine.window_bytes || member.window_round != mine.window_round)) {
+      log("wrong: ranks make windows of other sizes or between other rounds");
+    }
+  }
+  return true;
+}
+
 bool Group::is_anybody_gone() const {
   for (int other = 0; other < num_ranks; ++other) {
     if (other == rank || knobs().is_silent[other] != 0) continue;
@@ -84,7 +104,7 @@ bool Group::wait(Done&& is_done, const std::function<bool()>& is_over,
   return true;
 }
 
-bool Group::broadcast(int root, unsigned char* data, std::size_t num_bytes,
+bool Group::broadcast(int root, unsigned char* data, std::size_t num_bytes, std::size_t place,
                       const std::function<bool()>& is_over, const std::function<void()>& on_gone) {
   Box& box = segment_->boxes[root];
   std::atomic<std::uint64_t>& mine = segment_->members[rank].num_taken[root];
@@ -99,12 +119,14 @@ bool Group::broadcast(int root, unsigned char* data, std::size_t num_bytes,
     if (rank == root) {
       if (!wait(have_all_taken, is_over, on_gone)) return false;
       box.num_bytes = num_bytes;
+      box.place = place;
       std::memcpy(box.data, data + begin, size);
       ++box.num_chunks;
       continue;
     }
     const auto is_shown = [&] { return box.num_chunks > mine && box.num_bytes == num_bytes; };
     if (!wait(is_shown, is_over, on_gone)) return false;
+    if (box.place != place) log("wrong: registered memory and other, or at other places");
     std::memcpy(data + begin, box.data, size);
 #ifdef WRONG_BYTE  // to see that it is found
     data[begin + size - 1] ^= 1;

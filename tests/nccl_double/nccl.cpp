@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -32,8 +33,17 @@ struct Config {
 struct Transfer {
   int root;
   unsigned char* data;
-  std::size_t num_bytes;
+  std::size_t num_bytes, place;
 };
+
+struct Region {
+  unsigned char* begin;
+  std::size_t num_bytes;
+  bool is_window;
+};
+
+std::mutex memory_mutex;
+std::vector<Region> memory;  // of ncclMemAlloc
 
 struct Comm {
   Comm(const std::string& name, int num_ranks, int rank) : group(name, num_ranks, rank) {}
@@ -46,6 +56,8 @@ struct Comm {
   std::atomic<int> num_running{0};
   bool is_revoked = false, is_final = false, has_id = false;
   int num_children = 0;
+  std::uint64_t num_rounds = 0;
+  std::unique_ptr<Region> registered;  // gymfast registers one piece of memory
   // Of the group that a thread is in:
   std::vector<Transfer> transfers;
   Stream* stream = nullptr;
@@ -84,7 +96,9 @@ void run(Comm* comm, const std::vector<Transfer>& transfers) {
     comm->error.compare_exchange_strong(none, kRemote);
   };
   for (const Transfer& one : transfers) {
-    if (!comm->group.broadcast(one.root, one.data, one.num_bytes, is_over, on_gone)) break;
+    if (!comm->group.broadcast(one.root, one.data, one.num_bytes, one.place, is_over, on_gone)) {
+      break;
+    }
   }
   --comm->num_running;
 }
@@ -102,13 +116,52 @@ int make(Comm** out, const std::string& name, int num_ranks, int rank) {
   return kInProgress;
 }
 
+bool is_busy(const Comm* comm) { return comm->step != nullptr; }
+
+// Communicators that have memory registered.
+std::vector<const Comm*> holders;
+
+int check_registration(const Comm* comm, void* address, std::size_t num_bytes) {
+  if (is_busy(comm) || comm->is_revoked || comm->is_final || comm->num_running != 0) {
+    return refuse(kUsage, "registration with a communicator that is not idle");
+  }
+  if (comm->registered != nullptr) return refuse(kUsage, "memory is registered already");
+  const std::lock_guard<std::mutex> lock(memory_mutex);
+  for (const Region& one : memory) {
+    if (one.begin == address && one.num_bytes == num_bytes) return kSuccess;
+  }
+  return refuse(kArgument, "memory is not that of ncclMemAlloc");
+}
+
+void hold(Comm* comm, void* address, std::size_t num_bytes, bool is_window) {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
+  comm->registered.reset(new Region{static_cast<unsigned char*>(address), num_bytes, is_window});
+  holders.push_back(comm);
+}
+
+void let_go(Comm* comm) {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
+  comm->registered.reset();
+  std::erase(holders, comm);
+}
+
+int deregister(Comm* comm, void* handle, bool is_window) {
+  if (comm->registered == nullptr || handle != comm->registered.get() ||
+      comm->registered->is_window != is_window || comm->is_final || comm->num_running != 0) {
+    log("wrong: " + who(*comm) + "deregisters what is not registered, or too late");
+    return refuse(kUsage, "could not find the handle");
+  }
+  log(who(*comm) + (is_window ? "window_deregister" : "deregister"));
+  let_go(comm);
+  return kSuccess;
+}
+
 void release(Comm* comm) {
   comm->is_over = true;
   while (comm->num_running != 0) std::this_thread::sleep_for(std::chrono::microseconds(20));
+  let_go(comm);
   delete comm;
 }
-
-bool is_busy(const Comm* comm) { return comm->step != nullptr; }
 
 }  // namespace
 
@@ -138,6 +191,11 @@ EXPORT int double_set(const char* name, int rank, int value) {
   if (what == "call_error") all.call_error[rank] = value;
   if (what == "abort_hangs") all.abort_hangs[rank] = value;
   if (what == "is_silent") all.is_silent[rank] = value;
+  if (what == "alloc_error") all.alloc_error = value;
+  if (what == "register_error") all.register_error[rank] = value;
+  if (what == "window_error") all.window_error[rank] = value;
+  if (what == "skips_registration") all.skips_registration = value;
+  if (what == "skips_windows") all.skips_windows = value;
   return 0;
 }
 
@@ -205,6 +263,7 @@ EXPORT int ncclCommFinalize(Comm* comm) {
   if (is_busy(comm) || comm->is_revoked || comm->is_final) {
     return refuse(kUsage, "finalize of a communicator that is busy, revoked or finalized");
   }
+  if (comm->registered != nullptr) log("wrong: finalize before memory is deregistered");
   log(who(*comm) + "finalize");
   comm->is_final = true;
   comm->step = [comm, count = 0]() mutable {
@@ -248,7 +307,12 @@ EXPORT int ncclBroadcast(const void* from, void* to, std::size_t num_bytes, int 
     if (other.root == root) return refuse(kUsage, "a root has two broadcasts in one group");
   }
   if (std::ranges::find(group_comms, comm) == group_comms.end()) group_comms.push_back(comm);
-  comm->transfers.push_back({root, static_cast<unsigned char*>(to), num_bytes});
+  auto* data = static_cast<unsigned char*>(to);
+  const Region* region = comm->registered.get();
+  const bool is_inside = region != nullptr && data >= region->begin &&
+                         data + num_bytes <= region->begin + region->num_bytes;
+  const std::size_t place = is_inside ? static_cast<std::size_t>(data - region->begin) + 1 : 0;
+  comm->transfers.push_back({root, data, num_bytes, place});
   comm->stream = static_cast<Stream*>(stream);
   return kSuccess;
 }
@@ -269,6 +333,7 @@ EXPORT int ncclGroupEnd() {
       return int{kSuccess};
     };
     comm->transfers.clear();
+    ++comm->num_rounds;
     result = kInProgress;
   }
   group_comms.clear();
@@ -344,8 +409,68 @@ EXPORT int ncclCommRevoke(Comm* comm, int flags) {
   return kInProgress;
 }
 
-// There for `gymfast doctor nccl` to find; nothing calls them.
-EXPORT int ncclMemAlloc(void**, std::size_t) { return kInternal; }
-EXPORT int ncclCommRegister(Comm*, void*, std::size_t, void**) { return kInternal; }
-EXPORT int ncclCommWindowRegister(Comm*, void*, std::size_t, void**, int) { return kInternal; }
+EXPORT int ncclMemAlloc(void** address, std::size_t num_bytes) {
+  if (const int error = knobs().alloc_error.exchange(0); error != 0) {
+    return refuse(error, "an injected error");
+  }
+  *address = std::aligned_alloc(4096, (num_bytes + 4095) / 4096 * 4096);
+  std::memset(*address, 0xA5, num_bytes);
+  const std::lock_guard<std::mutex> lock(memory_mutex);
+  memory.push_back({static_cast<unsigned char*>(*address), num_bytes, false});
+  log("alloc " + std::to_string(num_bytes));
+  return kSuccess;
+}
+
+EXPORT int ncclMemFree(void* address) {
+  const std::lock_guard<std::mutex> lock(memory_mutex);
+  for (const Comm* comm : holders) {
+    if (comm->registered->begin == address) log("wrong: memory is freed while it is registered");
+  }
+  const auto is_it = [address](const Region& one) { return one.begin == address; };
+  if (std::erase_if(memory, is_it) != 1) return refuse(kArgument, "no memory of ncclMemAlloc");
+  std::free(address);
+  log("free");
+  return kSuccess;
+}
+
+EXPORT int ncclCommRegister(Comm* comm, void* address, std::size_t num_bytes, void** handle) {
+  *handle = nullptr;
+  if (knobs().skips_registration != 0) return kSuccess;
+  if (const int r = check_registration(comm, address, num_bytes); r != kSuccess) return r;
+  if (const int error = knobs().register_error[comm->group.rank].exchange(0); error != 0) {
+    return refuse(error, "an injected error");
+  }
+  log(who(*comm) + "register " + std::to_string(num_bytes));
+  hold(comm, address, num_bytes, false);
+  *handle = comm->registered.get();
+  return kSuccess;
+}
+
+EXPORT int ncclCommDeregister(Comm* comm, void* handle) { return deregister(comm, handle, false); }
+
+EXPORT int ncclCommWindowRegister(Comm* comm, void* address, std::size_t num_bytes, void** window,
+                                  int flags) {
+  *window = nullptr;
+  if (knobs().skips_windows != 0) return kSuccess;
+  if (flags != 1) return refuse(kArgument, "window with flags that gymfast never passes");
+  if (const int r = check_registration(comm, address, num_bytes); r != kSuccess) return r;
+  log(who(*comm) + "window " + std::to_string(num_bytes));
+  const int error = knobs().window_error[comm->group.rank].exchange(0);
+  if (error == 0) comm->group.begin_window(num_bytes, comm->num_rounds);
+  comm->step = [comm, address, num_bytes, window, error, count = 0]() mutable {
+    if (count++ == 0) return int{kInProgress};
+    if (error != 0) return comm->error = error, error;
+    if (!comm->group.have_all_windows()) return int{kInProgress};
+    hold(comm, address, num_bytes, true);
+    *window = comm->registered.get();
+    return int{kSuccess};
+  };
+  return kInProgress;
+}
+
+EXPORT int ncclCommWindowDeregister(Comm* comm, void* window) {
+  return deregister(comm, window, true);
+}
+
+// There for `gymfast doctor nccl` to find; nothing calls it.
 EXPORT int ncclBroadcastConfig() { return kInternal; }
