@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -97,21 +99,23 @@ def _ask(url: str, headers: dict[str, str]) -> None:
 
 @contextmanager
 def _running(command: list[str], port: int) -> Iterator[str]:
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as server:
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as server,
+    ):
         try:
-            _wait_for(server, port)
+            _wait_for(server, port, log)
             yield f"http://127.0.0.1:{port}"
         finally:
             server.kill()
 
 
-def _wait_for(server: subprocess.Popen[str], port: int) -> None:
+def _wait_for(server: subprocess.Popen[bytes], port: int, log: TextIO) -> None:
     end_s = time.monotonic() + _START_S
     while time.monotonic() < end_s:
         if server.poll() is not None:
-            raise RuntimeError(f"{server.args} ended: {server.stderr.read()}")
+            log.seek(0)
+            raise RuntimeError(f"{server.args} ended: {log.read()}")
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return

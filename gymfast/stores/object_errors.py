@@ -138,6 +138,9 @@ def answer_of(error: BaseException) -> Answer:
     text = redacted(whole.partition(" - Server returned")[0] if status else whole)[:_MAX_CHARS]
     if _METADATA.search(text):
         return Answer(0, "", text, _MISSING)
+    if not status and isinstance(error, FileNotFoundError):
+        # Azure deletes in batches: the answer for one object has no status line.
+        return Answer(404, code[1] or "" if code else "", text, _NO_BUCKET)
     if not status:
         return Answer(0, "", text, _hint_of(text.lower(), causes.lower()))
     found = (code[1] or code[2]) if code else ""
