@@ -121,9 +121,10 @@ class Answer:
 
     @property
     def is_final(self) -> bool:
-        """True if the store refused the request: it had no effect, and never will have one."""
+        """True if the store refused the request, or never saw it: it will have no effect."""
         is_refused = 400 <= self.status < 500 and self.status not in (408, 409, 412, 429)
-        return is_refused and self.code not in ("NoSuchUpload", "RequestTimeout")
+        is_refused &= self.code not in ("NoSuchUpload", "RequestTimeout")
+        return is_refused or self.status == 501 or self.hint == _MISSING
 
     @property
     def is_absent(self) -> bool:
@@ -136,6 +137,8 @@ def answer_of(error: BaseException) -> Answer:
     whole, _, causes = str(error).partition("\n\nDebug source:")
     status, code = _STATUS.search(whole), _CODE.search(whole)
     text = redacted(whole.partition(" - Server returned")[0] if status else whole)[:_MAX_CHARS]
+    if isinstance(error, NotImplementedError):
+        return Answer(501, "", text, _CONDITIONS)
     if _METADATA.search(text):
         return Answer(0, "", text, _MISSING)
     if not status and isinstance(error, FileNotFoundError):
