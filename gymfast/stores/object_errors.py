@@ -13,7 +13,8 @@ from gymfast.errors import NotFoundError, StoreError
 from gymfast.stores.addresses import redacted
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>|\"(?:reason|code)\": ?\"(\w{1,64})\"")
+# Letters only, like all codes of these stores: no key or token of somebody passes.
+_CODE = re.compile(r"<Code>([A-Za-z]{1,48})</Code>|\"(?:reason|code)\": ?\"([A-Za-z]{1,48})\"")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
 _METADATA = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google|computeMetadata")
 _MAX_CHARS = 200
