@@ -13,7 +13,7 @@ from object_proxy import Proxy, Trouble, serve_proxy
 from object_settings import s3_settings
 from sync.harness import RUN, assert_same, history, reader, zeros_like
 
-from gymfast.errors import ConflictError, StoreError
+from gymfast.errors import ChainError, ConflictError, StoreError
 from gymfast.stores import ObjectStore, object_client, objects, open_store
 from gymfast.sync import Publisher, collect
 from gymfast.sync.objects import ObjectRef, read_object
@@ -135,3 +135,35 @@ def test_a_long_object_is_read_in_pieces_ahead_and_checked(
     with pytest.raises(StoreError, match="AccessDenied"):
         list(read_object(store, "k", ref))
     assert np.frombuffer(next(read_object(store, "k", ref)), np.uint8).size == 8 << 20
+
+
+def test_a_reader_serves_what_it_holds_while_the_store_is_bad(
+    store: ObjectStore, bucket: Bucket, proxy: Proxy
+) -> None:
+    states = history(3)
+    source = Publisher(store, RUN, threads=1, anchor_ratio=100.0)
+    source.publish(states[0])
+    live = zeros_like(states[0])
+    follower = reader(store, live, timeout_s=0.2)
+    follower.pull()
+    source.publish(states[1])
+
+    def fails(error: type[Exception], match: str) -> None:
+        with pytest.raises(error, match=match):
+            follower.pull()
+        assert follower.version == 0
+        assert_same(live, states[0])
+
+    for code, hint in (("ExpiredToken", "have expired"), ("RequestTimeTooSkewed", "the clock")):
+        proxy.troubles.append(Trouble("answer", "GET", status=403, code=code, count=10**6))
+        fails(StoreError, hint)
+        proxy.troubles.clear()
+    first, second = (key for key in bucket.objects if "/objects/" in key)
+    newer = bucket.objects[second]
+    bucket.objects[second] = bucket.objects[first]
+    fails(ChainError, r"version 1 .*run-a/objects/.* in s3://bucket/a has .* bytes, its record says")
+    del bucket.objects[second]
+    fails(ChainError, r"version 1 .* is lost: .*run-a/objects/.*no such object")
+    bucket.objects[second] = newer
+    assert follower.pull().version == 1
+    assert_same(live, states[1])
