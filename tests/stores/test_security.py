@@ -226,8 +226,7 @@ def test_a_store_address_opens_the_store_it_names(url: str, expected: str) -> No
 @pytest.mark.parametrize(
     ("url", "error", "text"),
     [
-        ("s3://bucket/x", MissingDependencyError, r"'s3:' .* gymfast\[store\]"),
-        ("gs://bucket/x", MissingDependencyError, r"'gs:' .* gymfast\[store\]"),
+        ("s3://user:pw@bucket/x", ValueError, "credentials come from the environment"),
         ("modal:volume", MissingDependencyError, r"'modal:' .* gymfast\[modal\]"),
         ("nfs:host:/x", ValueError, "unknown scheme 'nfs:'; expected memory:NAME, file:/PATH"),
         ("file://host/x", ValueError, r"host name \('host'\)"),
