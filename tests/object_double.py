@@ -142,7 +142,7 @@ class _Handler(Quiet):
         prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
         after = after or self.query.get("start-after", "")
         keys = sorted(k for k in self.held.objects if k.startswith(prefix) and k > after)
-        page = keys[: min(int(self.query.get("max-keys", 1000)), 3)]
+        page = keys[: min(int(self.query.get("max-keys", 1000)), 8)]
         rows = "".join(
             f"<Contents><Key>{escape(k)}</Key><Size>{len(self.held.objects[k].body)}</Size>"
             f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>x</ETag></Contents>"

@@ -11,6 +11,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -18,6 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TextIO
 
 import pytest
 
@@ -40,8 +42,7 @@ def moto() -> Iterator[str]:
     if importlib.util.find_spec("moto") is None:
         pytest.skip("needs moto")
     port = _free_port()
-    command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with _running(command, port) as endpoint:
+    with _running([sys.executable, "-c", _MOTO, str(port)], port) as endpoint:
         _ask(f"{endpoint}/bucket", {"authorization": _AWS})
         yield endpoint
 
@@ -74,6 +75,21 @@ def s3rver(folder: Path) -> Iterator[str]:
         yield endpoint
 
 
+# moto looks at a condition and stores in two steps: about once in 1,000 races of 8 threads it lets
+# two win. So it gets one request at a time.
+_MOTO = """
+import sys, threading
+from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
+from werkzeug.serving import run_simple
+
+backend, lock = DomainDispatcherApplication(create_backend_app), threading.Lock()
+
+def one_at_a_time(environ, start_response):
+    with lock:
+        return list(backend(environ, start_response))
+
+run_simple("127.0.0.1", int(sys.argv[1]), one_at_a_time, threaded=True)
+"""
 _AWS = "AWS4-HMAC-SHA256 Credential=k/20260101/us-east-1/s3/aws4_request, SignedHeaders=host"
 
 
@@ -97,21 +113,23 @@ def _ask(url: str, headers: dict[str, str]) -> None:
 
 @contextmanager
 def _running(command: list[str], port: int) -> Iterator[str]:
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-    ) as server:
+    with (
+        tempfile.TemporaryFile("w+") as log,
+        subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as server,
+    ):
         try:
-            _wait_for(server, port)
+            _wait_for(server, port, log)
             yield f"http://127.0.0.1:{port}"
         finally:
             server.kill()
 
 
-def _wait_for(server: subprocess.Popen[str], port: int) -> None:
+def _wait_for(server: subprocess.Popen[bytes], port: int, log: TextIO) -> None:
     end_s = time.monotonic() + _START_S
     while time.monotonic() < end_s:
         if server.poll() is not None:
-            raise RuntimeError(f"{server.args} ended: {server.stderr.read()}")
+            log.seek(0)
+            raise RuntimeError(f"{server.args} ended: {log.read()}")
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", port)) == 0:
                 return

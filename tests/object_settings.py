@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 SECRET = "wJalrXUtnFEMIK7MDENG-not-for-eyes"
-KEY_ID = "AKIDNOTFOREYES"
+KEY_ID = "AKIDNOTFOREYES42"
 
 
 def s3_settings(endpoint: str) -> dict[str, str]:

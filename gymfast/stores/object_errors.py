@@ -13,7 +13,8 @@ from gymfast.errors import NotFoundError, StoreError
 from gymfast.stores.addresses import redacted
 
 _STATUS = re.compile(r"status code: (\d{3})")
-_CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,64})</Code>|\"(?:reason|code)\": ?\"(\w{1,64})\"")
+# Letters only, like all codes of these stores: no key or token of somebody passes.
+_CODE = re.compile(r"<Code>([A-Za-z]{1,48})</Code>|\"(?:reason|code)\": ?\"([A-Za-z]{1,48})\"")
 _REGION = re.compile(r"<Region>([a-z0-9-]{1,32})</Region>")
 _METADATA = re.compile(r"169\.254\.169\.254|169\.254\.170\.2|metadata\.google|computeMetadata")
 _MAX_CHARS = 200
@@ -121,9 +122,10 @@ class Answer:
 
     @property
     def is_final(self) -> bool:
-        """True if the store refused the request: it had no effect, and never will have one."""
+        """True if the store refused the request, or never saw it: it will have no effect."""
         is_refused = 400 <= self.status < 500 and self.status not in (408, 409, 412, 429)
-        return is_refused and self.code not in ("NoSuchUpload", "RequestTimeout")
+        is_refused &= self.code not in ("NoSuchUpload", "RequestTimeout")
+        return is_refused or self.status == 501 or self.hint == _MISSING
 
     @property
     def is_absent(self) -> bool:
@@ -136,8 +138,13 @@ def answer_of(error: BaseException) -> Answer:
     whole, _, causes = str(error).partition("\n\nDebug source:")
     status, code = _STATUS.search(whole), _CODE.search(whole)
     text = redacted(whole.partition(" - Server returned")[0] if status else whole)[:_MAX_CHARS]
+    if isinstance(error, NotImplementedError):
+        return Answer(501, "", text, _CONDITIONS)
     if _METADATA.search(text):
         return Answer(0, "", text, _MISSING)
+    if not status and isinstance(error, FileNotFoundError):
+        # Azure deletes in batches: the answer for one object has no status line.
+        return Answer(404, code[1] or "" if code else "", text, _NO_BUCKET)
     if not status:
         return Answer(0, "", text, _hint_of(text.lower(), causes.lower()))
     found = (code[1] or code[2]) if code else ""

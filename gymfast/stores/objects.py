@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from obstore import GetResult, ObjectMeta
     from obstore.store import ObjectStore as Client
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 NUM_PARALLEL = 4
 PUT_MEMORY_BYTES = (NUM_PARALLEL + 4) * PART_BYTES
@@ -243,14 +243,14 @@ class ObjectStore:
                 f"at {wanted.start}, but the object has only {size} bytes: it is truncated"
             )
 
-    def _ask(self, operation: str, key: str, call: Callable[[], T]) -> T:
+    def _ask(self, operation: str, key: str, call: Callable[[], _T]) -> _T:
         """What the call gives; its failure as a StoreError."""
         result, answer = self._attempt(call)
         if answer is not None:
             self._fail(operation, key, answer)
         return result
 
-    def _attempt(self, call: Callable[[], T]) -> tuple[T, None] | tuple[Any, Answer]:
+    def _attempt(self, call: Callable[[], _T]) -> tuple[_T, None] | tuple[Any, Answer]:
         """What the call gives, or what the store answered instead; the error itself is dropped."""
         self._require_no_fork()
         try:

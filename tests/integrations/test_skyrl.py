@@ -348,9 +348,9 @@ def test_a_store_that_fails_is_an_error_on_all_ranks(job: Job) -> None:
     [
         ({"delta_weight_sync": None}, ValueError, "sync_dir is '', expected FOLDER/RUN"),
         (
-            {"delta_weight_sync": SimpleNamespace(sync_dir="gs://bucket/run")},
+            {"delta_weight_sync": SimpleNamespace(sync_dir="modal://volume/run")},
             MissingDependencyError,
-            "'gs:' is not in this version",
+            "'modal:' is not in this version",
         ),
         (
             {"delta_weight_sync": SimpleNamespace(sync_dir="memory:x/run")},

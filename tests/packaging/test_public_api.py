@@ -16,7 +16,7 @@ PINNED: dict[str, list[str]] = {
         *("Weights", "apply", "as_tensor", "encode", "inspect", "restore", "verify"),
     ],
     "gymfast.stores": [
-        *("Blob", "FileStore", "MemoryStore", "Store"),
+        *("Blob", "FileStore", "HttpStore", "MemoryStore", "ObjectStore", "Store"),
         *("check_create_only", "check_key", "check_prefix", "open_store"),
     ],
     "gymfast.sync": [

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import os
+import random
 import secrets
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+import object_work
 import pytest
 from object_proxy import Trouble, serve_proxy
 from object_servers import AZURE_ACCOUNT, AZURE_KEY, azurite, moto, s3rver
@@ -14,10 +20,9 @@ from object_settings import az_settings, s3_settings
 
 from gymfast.errors import ConflictError, StoreError
 from gymfast.stores import ObjectStore, Store, check_create_only, object_client, objects, open_store
-from gymfast.sync import Publisher
+from gymfast.sync import LiveTarget, Publisher, Subscriber
+from gymfast.sync.fsck import fsck
 from gymfast.testing.conformance import StoreContract
-
-pytestmark = pytest.mark.ci
 
 
 @pytest.fixture(scope="module")
@@ -37,11 +42,11 @@ def use(monkeypatch: pytest.MonkeyPatch, settings: dict[str, str]) -> None:
         monkeypatch.setenv(name, value)
 
 
-class TestMoto(StoreContract):
+class _OnMoto(StoreContract):
     is_shared = True
     num_thread_rounds = 20
-    num_process_rounds = 10
-    num_kills = 3
+    num_process_rounds = 5
+    num_kills = 2
 
     @pytest.fixture
     def store(self, moto_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -49,11 +54,10 @@ class TestMoto(StoreContract):
         return open_store(f"s3://bucket/{secrets.token_hex(4)}")
 
 
-class TestAzurite(StoreContract):
-    is_shared = True
+class _OnAzurite(StoreContract):
     num_thread_rounds = 20
-    num_process_rounds = 10
-    num_kills = 3
+    num_process_rounds = 5
+    num_kills = 2
 
     @pytest.fixture
     def store(self, azurite_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Store:
@@ -61,20 +65,32 @@ class TestAzurite(StoreContract):
         return open_store(f"az://bucket/{secrets.token_hex(4)}")
 
 
+@pytest.mark.ci
+class TestMoto(_OnMoto):
+    pass
+
+
 @pytest.mark.long
-class TestMotoForLonger(TestMoto):
+class TestMotoForLonger(_OnMoto):
     num_thread_rounds = 1000
     num_process_rounds = 1000
     num_kills = 50
 
 
+@pytest.mark.ci
+class TestAzurite(_OnAzurite):
+    pass
+
+
 @pytest.mark.long
-class TestAzuriteForLonger(TestAzurite):
+class TestAzuriteForLonger(_OnAzurite):
+    is_shared = True
     num_thread_rounds = 1000
     num_process_rounds = 1000
     num_kills = 50
 
 
+@pytest.mark.ci
 def test_I24_s3rver_ignores_conditions_and_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +107,7 @@ def test_I24_s3rver_ignores_conditions_and_is_refused(
         Publisher(store, "demo", threads=1, single_writer=True)
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("server", ["moto", "azurite"])
 @pytest.mark.parametrize(
     "trouble",
@@ -123,6 +140,34 @@ def test_I22_an_unclear_create_is_settled_by_reading_back(
             store.create("k", b"mine")
 
 
+@pytest.mark.parametrize(
+    "num_kills",
+    [pytest.param(3, marks=pytest.mark.ci), pytest.param(100, marks=pytest.mark.long)],
+)
+def test_I21_a_publisher_killed_at_any_time_leaves_whole_versions(
+    moto_endpoint: str, monkeypatch: pytest.MonkeyPatch, num_kills: int
+) -> None:
+    use(monkeypatch, s3_settings(moto_endpoint))
+    store = open_store(f"s3://bucket/{secrets.token_hex(4)}")
+    live = {name: np.zeros_like(value) for name, value in object_work.state_of(0).items()}
+    follower = Subscriber(store, object_work.RUN, LiveTarget(live, threads=1))
+    chance = random.Random(21)
+    for _ in range(num_kills):
+        command = [sys.executable, object_work.__file__, store.url]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as trainer:
+            assert trainer.stdout is not None
+            said = int(trainer.stdout.readline())
+            time.sleep(chance.random() / 4)
+            trainer.kill()
+            said = max([said, *map(int, trainer.stdout.read().split())])
+        report = follower.pull()
+        assert said <= report.version <= said + 1
+        for name, value in object_work.state_of(report.version).items():
+            assert live[name].tobytes() == value.tobytes()
+    assert fsck(store, object_work.RUN).restorable == follower.version
+
+
+@pytest.mark.long
 class TestRealBucket(StoreContract):
     """The bucket that GYMFAST_TEST_S3_URL names, with the credentials of the environment."""
 

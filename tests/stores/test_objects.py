@@ -32,13 +32,6 @@ class TestS3(StoreContract):
 
 
 @pytest.mark.ci
-class TestS3InProcesses(TestS3):
-    is_shared = True
-    num_process_rounds = 20
-    num_kills = 5
-
-
-@pytest.mark.ci
 class TestGoogle(StoreContract):
     num_thread_rounds = 10
 

@@ -61,10 +61,17 @@ def answer_all(proxy: Proxy, status: int, code: str, text: str = "") -> None:
         (403, "RequestTimeTooSkewed", "the clock of this machine differs"),
         (403, "AccessDenied", "these credentials may not do that: grant get, put"),
         (403, "QuotaExceeded", "no room, or the quota is used up: free space"),
-        (507, "InsufficientStorage", "no room, or the quota is used up: free space"),
+        pytest.param(
+            *(507, "InsufficientStorage", "no room, or the quota is used up: free space"),
+            marks=pytest.mark.ci,
+        ),
         (503, "SlowDown", "the store asks for fewer requests"),
-        (429, "TooManyRequests", "the store asks for fewer requests"),
-        (500, "InternalError", "the store failed: try again later"),
+        pytest.param(
+            *(429, "TooManyRequests", "the store asks for fewer requests"), marks=pytest.mark.ci
+        ),
+        pytest.param(
+            *(500, "InternalError", "the store failed: try again later"), marks=pytest.mark.ci
+        ),
         (418, "Teapot", "not expected of an object store"),
     ],
 )
@@ -126,12 +133,12 @@ def test_a_store_that_cannot_be_reached_is_named(
         store.get("k", max_bytes=1)
 
 
-@pytest.mark.parametrize("status", [403, 500, 200])
+@pytest.mark.parametrize("status", [403, pytest.param(500, marks=pytest.mark.ci), 200])
 def test_I84_what_a_server_repeats_of_secrets_is_not_shown(
     store: ObjectStore, proxy: Proxy, caplog: pytest.LogCaptureFixture, status: int
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    answer_all(proxy, status, "AccessDenied", " ".join(SECRETS))
+    answer_all(proxy, status, KEY_ID, " ".join(SECRETS))
     for call in CALLS.values():
         errors: list[StoreError] = []
         try:
@@ -161,19 +168,16 @@ def test_I84_the_command_line_never_shows_a_secret(
     outputs = [
         gymfast("sync", "publish", place, weights, *run, "--json"),
         gymfast("sync", "pull", place, copy, *run, "--json"),
-        gymfast("sync", "status", place, *run),
-        gymfast("sync", "fsck", place, *run, "--json"),
     ]
     assert all(output.startswith("0\n") for output in outputs), outputs
     answer_all(proxy, 403, "SignatureDoesNotMatch", " ".join(SECRETS))
     outputs += [
         gymfast("sync", "publish", place, weights, *run),
-        gymfast("sync", "pull", place, copy, *run),
-        gymfast("sync", "gc", place, *run, "--json"),
+        gymfast("sync", "fsck", place, *run, "--json"),
         gymfast("sync", "status", f"s3://{KEY_ID}:{SECRET}@bucket/a", *run),
     ]
-    assert all(output.startswith(("1\n", "2\n")) for output in outputs[4:]), outputs[4:]
-    assert all("credentials" in output for output in outputs[4:]), outputs[4:]
+    assert all(output.startswith(("1\n", "2\n")) for output in outputs[2:]), outputs[2:]
+    assert all("credentials" in output for output in outputs[2:]), outputs[2:]
     assert not any(secret in output for output in outputs for secret in SECRETS)
     held = b"".join(value.body for value in bucket.objects.values())
     assert not any(secret.encode() in held for secret in SECRETS)

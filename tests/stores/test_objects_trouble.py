@@ -18,6 +18,7 @@ from gymfast.stores import ObjectStore, check_create_only, object_client, object
 from gymfast.testing import store_workers
 
 FOR_EVER = 10**6
+KINDS = ["cut", "drop", pytest.param("stall", marks=pytest.mark.ci)]
 PART_BYTES = 1 << 16
 BIG = 2 * PART_BYTES + 5
 
@@ -52,8 +53,8 @@ def requests(proxy: Proxy, method: str) -> list[str]:
     [
         Trouble("lose", "PUT"),
         Trouble("drop", "PUT"),
-        Trouble("stall late", "PUT", seconds=2),
-        Trouble("stall", "PUT", seconds=2),
+        pytest.param(Trouble("stall late", "PUT", seconds=2), marks=pytest.mark.ci),
+        pytest.param(Trouble("stall", "PUT", seconds=2), marks=pytest.mark.ci),
         Trouble("answer", "PUT", status=500),
         Trouble("answer late", "PUT", status=500),
         Trouble("answer late", "PUT", status=503, code="SlowDown"),
@@ -187,7 +188,7 @@ def test_an_error_of_the_producer_comes_through_though_the_abort_fails(
 
 
 @pytest.mark.parametrize("size", [1000, BIG])
-@pytest.mark.parametrize("kind", ["cut", "drop", "stall"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_read_goes_on_where_it_was_cut(
     store: ObjectStore, proxy: Proxy, size: int, kind: str
 ) -> None:
@@ -198,7 +199,7 @@ def test_a_read_goes_on_where_it_was_cut(
     assert kind in requests(proxy, "GET")
 
 
-@pytest.mark.parametrize("kind", ["cut", "drop", "stall"])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_read_that_is_always_cut_is_an_error_with_its_name(
     hasty: ObjectStore, proxy: Proxy, kind: str
 ) -> None:

@@ -230,6 +230,7 @@ def test_a_store_address_opens_the_store_it_names(url: str, expected: str) -> No
         ("modal:volume", ValueError, "unknown scheme 'modal:'.*modal-volume://"),
         ("modal-volume:v", ValueError, "expected modal-volume://NAME/PREFIX"),
         ("relay:host:1", ValueError, "expected relay://HOST:PORT"),
+        ("s3://user:pw@bucket/x", ValueError, "credentials come from the environment"),
         ("nfs:host:/x", ValueError, "unknown scheme 'nfs:'; expected memory:NAME, file:/PATH"),
         ("file://host/x", ValueError, r"host name \('host'\)"),
         ("file:", ValueError, "'' is not a path"),

@@ -28,7 +28,8 @@ Examples:
 def command() -> None:
     """Publish versions of a run, follow them, check and clean a store.
 
-    STORE is a folder (or a URL: file:/path). A run is one training job in it: its
-    versions are committed one after the other, each at most once, and a reader
-    ends with exactly the published bytes or keeps the version it had.
+    STORE is a folder or a URL (s3://bucket/prefix, gs://, az://, file:/path). A run
+    is one training job in it: its versions are committed one after the other, each
+    at most once, and a reader ends with exactly the published bytes or keeps the
+    version it had.
     """
