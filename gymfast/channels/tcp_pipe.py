@@ -1,7 +1,8 @@
 """One direction of bytes over one connection, between a rank and one that it passes on to.
 
 Items follow each other: a header, then bytes. The receiver answers for each item that it and all
-behind it have; what is not answered is sent again on a new connection.
+behind it have; what is not answered is sent again on a new connection. Headers and answers have a
+checksum: a damaged one ends the connection. Bytes of items have none here, see BucketTransfer.
 """
 
 from __future__ import annotations
@@ -11,19 +12,23 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Protocol
 
 from gymfast.channels.handshake import receive_all, send_all
+from gymfast.errors import ChannelError
 
 Place = tuple[int, int]  # round and slot
 
 _HEADER = struct.Struct("<QIQ")  # round, slot, bytes
 _ANSWER = struct.Struct("<QI")  # round, slot
 _FROM = struct.Struct("<Q")  # the oldest round that the receiver needs
+_CHECK = struct.Struct("<I")  # CRC-32 of each of these, behind it
 _GOODBYE = 2**64 - 1
 _CHUNK_BYTES = 1 << 20
+_PERIOD = struct.Struct("@ll")  # seconds and microseconds
 
 
 class Sink(Protocol):
@@ -37,6 +42,9 @@ class Sink(Protocol):
 
     def received(self, place: Place) -> None:
         """An item is complete, or came again."""
+
+    def is_waiting(self) -> bool:
+        """Whether items are missing here, so that silence means that something is wrong."""
 
 
 class OutPipe:
@@ -64,7 +72,7 @@ class OutPipe:
 
     def attach(self, sock: socket.socket, deadline_s: float) -> None:
         """Goes on over a new connection. Raises ChannelError if it breaks at once."""
-        (oldest,) = _FROM.unpack(receive_all(sock, _FROM.size, deadline_s))
+        (oldest,) = _unpack(_FROM, receive_all(sock, _FROM.size + _CHECK.size, deadline_s))
         sock.settimeout(None)
         with self._changed:
             if self._is_closed:
@@ -78,7 +86,7 @@ class OutPipe:
             reader = threading.Thread(
                 target=self._read, args=(sock,), name="gymfast-tcp-answers", daemon=True
             )
-            self._threads.append(reader)
+            self._threads = [one for one in self._threads if one.is_alive()] + [reader]
             reader.start()
         for place in done:
             self._take_answer(place)
@@ -107,7 +115,7 @@ class OutPipe:
         while (job := self._next()) is not None:
             sock, place, memory = job
             try:
-                header = _HEADER.pack(*place, len(memory))
+                header = _pack(_HEADER, *place, len(memory))
                 # One call for both: a header alone would wake the other side for nothing.
                 sent = sock.sendmsg([header, memory])
                 if sent < len(header):
@@ -145,9 +153,13 @@ class OutPipe:
                 self._break(sock)
                 return
             data += part
-            while len(data) >= _ANSWER.size:
-                number, slot = _ANSWER.unpack_from(data)
-                del data[: _ANSWER.size]
+            while len(data) >= (size := _ANSWER.size + _CHECK.size):
+                try:
+                    number, slot = _unpack(_ANSWER, data[:size])
+                except ChannelError:  # the other side answers again
+                    self._break(sock)
+                    return
+                del data[:size]
                 if number == _GOODBYE:
                     self._lost("it left")
                     return
@@ -171,33 +183,42 @@ class OutPipe:
 class InPipe:
     """Receives items over one connection."""
 
-    def __init__(self, sock: socket.socket, oldest: int, deadline_s: float) -> None:
-        """Asks for all items from round `oldest` on. Raises ChannelError if the line breaks."""
-        self._sock = sock
+    def __init__(self, sock: socket.socket, oldest: int, deadline_s: float, stall_s: float) -> None:
+        """Asks for all items from round `oldest` on. Raises ChannelError if the line breaks.
+
+        Silence for `stall_s`, again and again while items are missing, counts as a broken line.
+        """
+        self._sock, self._stall_s = sock, stall_s
         self._answering = threading.Lock()
-        send_all(sock, _FROM.pack(oldest), deadline_s)
-        sock.settimeout(None)
+        self.has_received = False
+        """Whether anything came."""
+        send_all(sock, _pack(_FROM, oldest), deadline_s)
+        sock.settimeout(None)  # a time-out of Python's would take a call for each packet
+        seconds = int(stall_s)
+        period = _PERIOD.pack(seconds, int((stall_s - seconds) * 1e6))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, period)
 
     def run(self, sink: Sink) -> None:
         """Receives items until the line ends.
 
-        Raises EOFError when it ends between items, OSError within one, and what the sink raises.
+        Raises EOFError when it ends between items, OSError within one, and what the sink raises;
+        ChannelError for a damaged header.
         """
-        header = bytearray(_HEADER.size)
+        header = bytearray(_HEADER.size + _CHECK.size)
         while True:
-            self._fill(memoryview(header), is_start=True)
-            number, slot, num_bytes = _HEADER.unpack(header)
+            self._fill(memoryview(header), sink, is_start=True)
+            number, slot, num_bytes = _unpack(_HEADER, header)
             memory = sink.memory_for((number, slot), num_bytes)
             if memory is None:
-                self._skip(num_bytes)
+                self._skip(num_bytes, sink)
             else:
-                self._fill(memory)
+                self._fill(memory, sink)
             sink.received((number, slot))
 
     def answer(self, place: Place) -> None:
         """Says that this rank and all behind it have an item; a broken line does not matter."""
         with self._answering, contextlib.suppress(OSError):
-            self._sock.sendall(_ANSWER.pack(*place))
+            self._sock.sendall(_pack(_ANSWER, *place))
 
     def leave(self) -> None:
         """Tells the other side not to wait for this one, from any thread; it then hangs up."""
@@ -219,17 +240,37 @@ class InPipe:
                 if not self._sock.recv_into(scratch):
                     return
 
-    def _skip(self, num_bytes: int) -> None:
+    def _skip(self, num_bytes: int, sink: Sink) -> None:
         scratch = memoryview(bytearray(min(num_bytes, _CHUNK_BYTES)))
         for begin in range(0, num_bytes, _CHUNK_BYTES):
-            self._fill(scratch[: num_bytes - begin])
+            self._fill(scratch[: num_bytes - begin], sink)
 
-    def _fill(self, memory: memoryview, *, is_start: bool = False) -> None:
+    def _fill(self, memory: memoryview, sink: Sink, *, is_start: bool = False) -> None:
+        num_silent = 0
         while memory:
-            num_bytes = self._sock.recv_into(memory, 0, socket.MSG_WAITALL)
+            try:
+                num_bytes = self._sock.recv_into(memory, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                num_silent = num_silent + 1 if not is_start or sink.is_waiting() else 0
+                if num_silent < 2:
+                    continue
+                raise TimeoutError(f"nothing came for {num_silent * self._stall_s:.3g} s") from None
             if not num_bytes:
                 if is_start:
                     raise EOFError
                 raise ConnectionResetError("the line ended within an item")
             memory = memory[num_bytes:]
-            is_start = False
+            is_start, num_silent, self.has_received = False, 0, True
+
+
+def _pack(layout: struct.Struct, *values: int) -> bytes:
+    data = layout.pack(*values)
+    return data + _CHECK.pack(zlib.crc32(data))
+
+
+def _unpack(layout: struct.Struct, data: bytes | bytearray) -> tuple[int, ...]:
+    """Raises ChannelError for damaged bytes."""
+    body = data[: layout.size]
+    if _CHECK.pack(zlib.crc32(body)) != data[layout.size :]:
+        raise ChannelError("bytes came damaged: the line is made anew")
+    return layout.unpack(body)
