@@ -30,8 +30,8 @@ from gymfast.errors import ChannelError
 
 _GRACE_S = 2.0  # for a rank whose line broke to come back
 _RETRY_S = 0.02
-_STALL = 1 / 16  # of the time of a round: silence that is looked into
-_LEAST_STALL_S, _MOST_STALL_S = 0.25, 5.0
+_SILENCE = 1 / 8  # of the time of a round: then a line is made anew
+_LEAST_SILENCE_S, _MOST_SILENCE_S = 0.5, 10.0
 _MAX_REFUSALS = 3  # one may be due to a damaged byte
 _CALL = 1 / 4  # of the time of a round: for a call to be taken
 _SECOND_CHANCE = 0.25  # of the time of a round
@@ -80,7 +80,7 @@ class TcpChannel(Channel):
         self._dry: dict[int, str] = {}  # those of which nothing more comes, and why
         self._doubts: dict[int, str] = {}  # those whose line broke last, and why
         self._threads: list[threading.Thread] = []
-        self._stall_s = min(max(_STALL * timeout_s, _LEAST_STALL_S), _MOST_STALL_S)
+        self._silence_s = min(max(_SILENCE * timeout_s, _LEAST_SILENCE_S), _MOST_SILENCE_S)
         self._door = Door(listener, group, key, self._let_in)
         self._door.open()
 
@@ -157,7 +157,8 @@ class TcpChannel(Channel):
             if line not in self._outs:
                 answered = functools.partial(self._answered, line)
                 lost = functools.partial(self.lose, line.rank)
-                self._outs[line] = OutPipe(answered, lost, _GRACE_S)
+                times = {"grace_s": _GRACE_S, "silence_s": self._silence_s}
+                self._outs[line] = OutPipe(answered, lost, **times)
                 if self._failure is not None:
                     self._outs[line].close()
             return self._outs[line]
@@ -251,7 +252,7 @@ class TcpChannel(Channel):
             try:
                 with contextlib.closing(self._call(sources[0], root, stream)) as sock:
                     deadline_s = time.monotonic() + HANDSHAKE_S
-                    pipe = InPipe(sock, self._oldest(), deadline_s, self._stall_s)
+                    pipe = InPipe(sock, self._oldest(), deadline_s, self._silence_s)
                     self._use(root, stream, pipe)
                     with contextlib.ExitStack() as stack:
                         stack.callback(self._part, pipe)
@@ -267,7 +268,7 @@ class TcpChannel(Channel):
             now_s = time.monotonic()
             if pipe is not None:
                 num_refused = 0
-                if pipe.has_received or now_s - begin_s > self._stall_s:
+                if pipe.has_received or now_s - begin_s > self._silence_s:
                     good_s = now_s
             is_over = now_s - good_s > _GRACE_S or num_refused == _MAX_REFUSALS
             if is_over and not is_patient:
@@ -343,11 +344,6 @@ class _Sink:
                     words = f"round {place[0]} brings {num_bytes} bytes, {len(memory)} are expected"
                 channel._fail(ChannelError(f"{words}: the ranks have different plans"))
         raise EOFError("the channel is over")
-
-    def is_waiting(self) -> bool:
-        channel = self._channel
-        with channel._changed:
-            return self._root in channel._rounds.wanted()
 
     def received(self, place: Place) -> None:
         channel = self._channel

@@ -3,6 +3,7 @@
 Items follow each other: a header, then bytes. The receiver answers for each item that it and all
 behind it have; what is not answered is sent again on a new connection. Headers and answers have a
 checksum: a damaged one ends the connection. Bytes of items have none here, see BucketTransfer.
+A sender that has nothing to send says so now and then; silence is a connection that is no more.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ _ANSWER = struct.Struct("<QI")  # round, slot
 _FROM = struct.Struct("<Q")  # the oldest round that the receiver needs
 _CHECK = struct.Struct("<I")  # CRC-32 of each of these, behind it
 _GOODBYE = 2**64 - 1
+_ALIVE = (_GOODBYE, 0)  # an item without bytes that wants no answer
+_BEATS = 4  # signs of life in the silence that a receiver bears
 _CHUNK_BYTES = 1 << 20
 _PERIOD = struct.Struct("@ll")  # seconds and microseconds
 
@@ -43,18 +46,25 @@ class Sink(Protocol):
     def received(self, place: Place) -> None:
         """An item is complete, or came again."""
 
-    def is_waiting(self) -> bool:
-        """Whether items are missing here, so that silence means that something is wrong."""
-
 
 class OutPipe:
     """Sends items to one rank, over the connections that it makes one after the other."""
 
     def __init__(
-        self, answered: Callable[[Place], None], lost: Callable[[str], None], grace_s: float
+        self,
+        answered: Callable[[Place], None],
+        lost: Callable[[str], None],
+        *,
+        grace_s: float,
+        silence_s: float,
     ) -> None:
-        """`answered` is told of each item, `lost` once, when the other side has gone for good."""
+        """`answered` is told of each item, `lost` once, when the other side has gone for good.
+
+        That is when it has no line for `grace_s`. It bears `silence_s`.
+        """
         self._answered, self._lost, self._grace_s = answered, lost, grace_s
+        self._beat_s = silence_s / _BEATS
+        self._sent_s = time.monotonic()
         self._items: OrderedDict[Place, memoryview] = OrderedDict()
         self._unsent: OrderedDict[Place, memoryview] = OrderedDict()
         self._changed = threading.Condition()
@@ -114,6 +124,7 @@ class OutPipe:
     def _send(self) -> None:
         while (job := self._next()) is not None:
             sock, place, memory = job
+            self._sent_s = time.monotonic()
             try:
                 header = _pack(_HEADER, *place, len(memory))
                 # One call for both: a header alone would wake the other side for nothing.
@@ -135,6 +146,8 @@ class OutPipe:
                     return None
                 if self._sock is not None and self._unsent:
                     return (self._sock, *self._unsent.popitem(last=False))
+                if self._sock is not None and time.monotonic() - self._sent_s > self._beat_s:
+                    return self._sock, _ALIVE, memoryview(b"")
                 alone_s = time.monotonic() - self._alone_since_s
                 is_gone = self._sock is None and self._is_met and alone_s > self._grace_s
             if is_gone:
@@ -183,19 +196,20 @@ class OutPipe:
 class InPipe:
     """Receives items over one connection."""
 
-    def __init__(self, sock: socket.socket, oldest: int, deadline_s: float, stall_s: float) -> None:
+    def __init__(
+        self, sock: socket.socket, oldest: int, deadline_s: float, silence_s: float
+    ) -> None:
         """Asks for all items from round `oldest` on. Raises ChannelError if the line breaks.
 
-        Silence for `stall_s`, again and again while items are missing, counts as a broken line.
+        Silence for `silence_s` counts as a broken line.
         """
-        self._sock, self._stall_s = sock, stall_s
+        self._sock, self._silence_s = sock, silence_s
         self._answering = threading.Lock()
         self.has_received = False
-        """Whether anything came."""
+        """Whether an item came, or began to."""
         send_all(sock, _pack(_FROM, oldest), deadline_s)
         sock.settimeout(None)  # a time-out of Python's would take a call for each packet
-        seconds = int(stall_s)
-        period = _PERIOD.pack(seconds, int((stall_s - seconds) * 1e6))
+        period = _PERIOD.pack(int(silence_s), int(silence_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, period)
 
     def run(self, sink: Sink) -> None:
@@ -206,13 +220,16 @@ class InPipe:
         """
         header = bytearray(_HEADER.size + _CHECK.size)
         while True:
-            self._fill(memoryview(header), sink, is_start=True)
+            self._fill(memoryview(header), is_start=True)
             number, slot, num_bytes = _unpack(_HEADER, header)
+            if (number, slot) == _ALIVE:
+                continue
+            self.has_received = True
             memory = sink.memory_for((number, slot), num_bytes)
             if memory is None:
-                self._skip(num_bytes, sink)
+                self._skip(num_bytes)
             else:
-                self._fill(memory, sink)
+                self._fill(memory)
             sink.received((number, slot))
 
     def answer(self, place: Place) -> None:
@@ -240,27 +257,23 @@ class InPipe:
                 if not self._sock.recv_into(scratch):
                     return
 
-    def _skip(self, num_bytes: int, sink: Sink) -> None:
+    def _skip(self, num_bytes: int) -> None:
         scratch = memoryview(bytearray(min(num_bytes, _CHUNK_BYTES)))
         for begin in range(0, num_bytes, _CHUNK_BYTES):
-            self._fill(scratch[: num_bytes - begin], sink)
+            self._fill(scratch[: num_bytes - begin])
 
-    def _fill(self, memory: memoryview, sink: Sink, *, is_start: bool = False) -> None:
-        num_silent = 0
+    def _fill(self, memory: memoryview, *, is_start: bool = False) -> None:
         while memory:
             try:
                 num_bytes = self._sock.recv_into(memory, 0, socket.MSG_WAITALL)
             except BlockingIOError:
-                num_silent = num_silent + 1 if not is_start or sink.is_waiting() else 0
-                if num_silent < 2:
-                    continue
-                raise TimeoutError(f"nothing came for {num_silent * self._stall_s:.3g} s") from None
+                raise TimeoutError(f"nothing came for {self._silence_s:.3g} s") from None
             if not num_bytes:
                 if is_start:
                     raise EOFError
                 raise ConnectionResetError("the line ended within an item")
             memory = memory[num_bytes:]
-            is_start, num_silent, self.has_received = False, 0, True
+            is_start = False
 
 
 def _pack(layout: struct.Struct, *values: int) -> bytes:
