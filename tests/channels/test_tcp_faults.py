@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -20,12 +21,12 @@ from gymfast.testing.channel_contract import noise
 
 SIZES = [1_500_000, 70_000, 3, 400_000]
 BUCKET_BYTES = 1 << 17
-TIMEOUT_S = 8.0  # silence of twice half a second is looked into
+TIMEOUT_S = 4.0  # so that half a second of silence is a broken line
 FAULTS = {
     "delay": Faults(delay_s=0.002),
-    "late": Faults(late_s=0.2, resets=True),
+    "late": Faults(late_s=0.1, resets=True),
     "stalls": Faults(stall_s=0.1),
-    "long stalls": Faults(stall_s=1.5, period_bytes=3_000_000),
+    "long stalls": Faults(stall_s=1.0, period_bytes=3_000_000),
     "resets": Faults(resets=True),
     "cuts": Faults(cuts=True),
     "half-open": Faults(half_open=True, period_bytes=3_000_000),
@@ -86,10 +87,14 @@ def transfers(faults: Faults, count: int, seed: int) -> int:
         return sum(way.num_faults for way in ways)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+QUICK = {"resets", "cuts", "half-open"}
+SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.ci) for name in FAULTS]
+
+
+@pytest.mark.parametrize("name", SOME)
 def test_I53_every_byte_is_right_over_a_bad_network(name: str) -> None:
-    met = transfers(FAULTS[name], 3, seed=len(name))
-    assert met >= 1
+    faults = replace(FAULTS[name], most=3, period_bytes=300_000)
+    assert transfers(faults, 3, seed=len(name)) >= 1
 
 
 @pytest.mark.long
