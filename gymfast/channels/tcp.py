@@ -379,12 +379,12 @@ def open_tcp(
     problem: ValueError | ChannelError | None = None
     num_ranks = len(control.ranks)
     settings = {"fanout": str(fanout or max(num_ranks - 1, 1)), "streams": str(streams)}
-    settings["key"] = fingerprint(key)
+    settings |= {"key": fingerprint(key), "address": "good"}
     try:
         listener = _listen(host, advertise, key)
     except (ValueError, ChannelError) as error:
         problem = error  # the others hear of it instead of waiting
-        settings = {"tcp": str(error)}
+        settings["address"] = str(error)
     try:
         _agree(control, Terms({}, depth, settings), problem, timeout_s)
         assert listener is not None
