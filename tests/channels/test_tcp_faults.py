@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,7 +15,7 @@ from bad_network import BadNetwork, Faults
 from channel_group import Controls, in_threads
 
 from gymfast.buckets import BucketTensor
-from gymfast.channels import BucketTransfer, Channel, Control, TransferReport
+from gymfast.channels import BucketTransfer, Channel, Control, Slot, TransferReport
 from gymfast.channels.tcp import TcpChannel
 from gymfast.errors import ChannelError, ChecksumError
 from gymfast.testing.channel_contract import noise
@@ -26,7 +27,7 @@ FAULTS = {
     "delay": Faults(delay_s=0.002),
     "late": Faults(late_s=0.1, resets=True),
     "stalls": Faults(stall_s=0.1),
-    "long stalls": Faults(stall_s=1.0, period_bytes=3_000_000),
+    "long stalls": Faults(stall_s=1.0, period_bytes=6_000_000),
     "resets": Faults(resets=True),
     "cuts": Faults(cuts=True),
     "half-open": Faults(half_open=True, period_bytes=3_000_000),
@@ -168,3 +169,26 @@ def test_I53_a_transfer_is_resumed_at_the_stripe_that_broke(kind: str) -> None:
     in_threads(*(channel.close for channel in channels))
     way.close()
     controls.close()
+
+
+@pytest.mark.long
+def test_I53_a_rank_behind_one_that_got_its_bytes_late_is_not_given_up() -> None:
+    """The root begins when a middle rank would have given up those behind, had it had the bytes."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    addresses = [listener.getsockname() for listener in listeners]
+    channels = [
+        TcpChannel(rank, addresses, one, fanout=1, timeout_s=20)
+        for rank, one in enumerate(listeners)
+    ]
+    memory = [noise(1, 1000), np.zeros(1000, np.uint8), np.zeros(1000, np.uint8)]
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            time.sleep(15)
+        channels[rank].begin([Slot(0, memory[rank])])
+        channels[rank].finish()
+
+    assert in_threads(*(partial(work, rank) for rank in range(3))) == [None] * 3
+    assert all((one == memory[0]).all() for one in memory)
+    assert [dict(channel.lost) for channel in channels] == [{}] * 3
+    in_threads(*(channel.close for channel in channels))
