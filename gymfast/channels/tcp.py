@@ -264,12 +264,13 @@ class TcpChannel(Channel):
         sources = deque(self._rounds.sources(root))
         sink = _Sink(self, root, stream)
         good_s, num_refused, why = time.monotonic(), 0, ""
+        silence_s = self._silence_s
         while sources and self._failure is None:
             begin_s, pipe, is_patient = time.monotonic(), None, False
             try:
                 with contextlib.closing(self._call(sources[0], root, stream)) as sock:
                     deadline_s = time.monotonic() + HANDSHAKE_S
-                    pipe = InPipe(sock, self._oldest(), deadline_s, self._silence_s)
+                    pipe = InPipe(sock, self._oldest(), deadline_s, silence_s)
                     self._use(root, stream, pipe)
                     with contextlib.ExitStack() as stack:
                         stack.callback(self._part, pipe)
@@ -285,6 +286,9 @@ class TcpChannel(Channel):
             now_s = time.monotonic()
             if pipe is not None:
                 num_refused = 0
+                # A busy host may be silent: each silence without an item is borne for longer.
+                silence_s = self._silence_s if pipe.has_received else 2 * silence_s
+                silence_s = min(silence_s, max(self.timeout_s / 2, self._silence_s))
                 if pipe.has_received or now_s - begin_s > self._silence_s:
                     good_s = now_s
             is_over = now_s - good_s > _GRACE_S or num_refused == _MAX_REFUSALS
