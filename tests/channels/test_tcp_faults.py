@@ -88,7 +88,7 @@ def transfers(faults: Faults, count: int, seed: int) -> int:
         return sum(way.num_faults for way in ways)
 
 
-QUICK = {"resets", "cuts", "half-open"}
+QUICK = {"resets", "cuts"}
 SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.ci) for name in FAULTS]
 
 
