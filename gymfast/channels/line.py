@@ -25,7 +25,7 @@ _HEAD_BYTES = _SIZES.size + _CHECK.size
 class Message(msgspec.Struct, array_like=True, frozen=True):
     """`formation` and `number` say which collective call a value belongs to."""
 
-    kind: Literal["alive", "formed", "value", "trouble"]
+    kind: Literal["alive", "formed", "value", "trouble", "left"]
     formation: int = 0
     number: int = 0
     value: Any = None
@@ -95,6 +95,15 @@ class Line:
             if zlib.crc32(body) != check:
                 raise ValueError(f"a message of {size} bytes came damaged")
             yield msgspec.msgpack.decode(body, type=Message)
+
+    def leave(self, deadline_s: float) -> None:
+        """Tells the other side that nothing more comes; what it says from here on is not heard."""
+        with contextlib.suppress(OSError):  # it may have left, or be lost, at the same time
+            self.post(pack(Message("left")))
+            flush({0: self}, deadline_s)
+            self.sock.shutdown(socket.SHUT_WR)
+            while self.sock.recv(1 << 16):  # what lies unread would become a reset at a close
+                pass
 
     def _push(self) -> None:
         with contextlib.suppress(BlockingIOError):

@@ -67,7 +67,7 @@ def test_a_bucket_that_is_smaller_than_an_element_is_an_error_on_all(controls: l
     assert "bucket_bytes is 1, expected a multiple of 256" in str(found[2])
     for one in found[:2]:
         assert isinstance(one, ChannelError)
-        assert str(one) == "rank 2 is lost: it closed the line"
+        assert str(one) == "rank 2 is lost: it left"
 
 
 OTHER_PLANS = [

@@ -132,4 +132,5 @@ def test_I52_a_rank_that_takes_no_messages_delays_no_sign_of_life_of_others() ->
     assert max(heard) < SILENCE_S
     sharing.join(20)
     assert list(hub.lost) == [1]
+    one._lines[0].sock.close()
     controls.close()
