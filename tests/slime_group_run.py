@@ -49,6 +49,7 @@ LAST = {
 }
 TENSORS = FIRST | LAST
 BUFFER_BYTES = 30_000
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLACES = {
     1: [Place(0, 0)],
     2: [Place(0, 0), Place(1, 0)],
@@ -288,9 +289,27 @@ class Run:
 
     def tell(self, engine: str, version: str) -> None:
         """The version of SGLang that an engine says it is."""
+        self.set(engine, {"server_version": version})
+
+    def set(self, engine: str, fields: dict[str, Any]) -> None:
+        """What an engine is from here on."""
         if self.rank == 0:
-            ask(self.script.engines[engine], "test", {"server_version": version})
+            ask(self.script.engines[engine], "test", fields)
         dist.barrier()
+
+    def change(self, share: float, seed: int) -> None:
+        """A step that changes some elements of each tensor by one step of their type."""
+        for number, parameter in enumerate(self.chunk.parameters.values()):
+            values = np.random.default_rng([seed, number]).random(parameter.shape)
+            bits = parameter.data.view(BITS[parameter.dtype.itemsize])
+            bits += torch.from_numpy(np.asarray(values < share)).to(bits.dtype)
+
+    def _truth(self) -> dict[str, str]:
+        """What the engines should hold, of all ranks; all take part."""
+        own = {name: digest(p.data) for name, p in self.chunk.parameters.items()}
+        rows: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(rows, own)
+        return {name: one for row in rows for name, one in row.items()}
 
     def break_gathering(self, rank: int) -> None:
         """The first look at the parameters of this rank fails."""
@@ -325,6 +344,7 @@ class Run:
             return
         note = {"error": error, "seconds": seconds, "version": self.updater.weight_version}
         note["metrics"] = self.updater.pop_metrics()
+        note["truth"] = self._truth()
         if self.rank == 0:
             note["engines"] = {name: self._see(name) for name in self.connected}
         self.notes.append(note)

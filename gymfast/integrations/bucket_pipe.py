@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -35,15 +36,16 @@ class BucketPipe:
         """True if there is a last bucket."""
         return self._held is not None
 
-    def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """The chunks, with the time that they take to come."""
-        iterator = iter(chunks)
-        while True:
-            with self.phases("gather"):
-                chunk = next(iterator, None)
-            if chunk is None:
-                return
-            yield chunk
+    def gather(self, walk: Callable[[Callable[[Chunk], None]], None]) -> None:
+        """Takes the chunks of a walk over the weights; what it takes to make them is timed."""
+        seconds = self.phases.seconds
+        start_s, before_s = time.perf_counter(), sum(seconds.values())
+        try:
+            walk(self.put)
+        finally:
+            inside_s = sum(seconds.values()) - before_s
+            passed_s = time.perf_counter() - start_s - inside_s
+            seconds["gather"] = seconds.get("gather", 0.0) + passed_s
 
     def put(self, chunk: Chunk) -> None:
         """Takes a chunk over, and empties it."""

@@ -96,6 +96,7 @@ def check_metrics(metrics: dict[str, float], engine: dict[str, Any]) -> None:
     assert metrics.pop("perf/update_weights_wire_bytes") == sum(sizes.values())
     assert metrics.pop("perf/update_weights_num_buckets") == buckets
     assert metrics.pop("perf/update_weights_num_broadcasts") == buckets < len(TENSORS)
+    assert metrics.pop("perf/update_weights_num_frames") == 0
     phases = ("pause", "gather", "pack", "wait", "lock", "send", "load")
     assert set(metrics) == {f"perf/update_weights_{phase}_time" for phase in phases}
     assert all(0 <= seconds < 60 for seconds in metrics.values())
