@@ -206,7 +206,8 @@ def session_of(source: Path, model: Model) -> Any:
             return output.success, output.message
 
         def receive_tensors(self, body: dict[str, Any]) -> tuple[bool, str]:
-            _, answer = engine.do_update_weights_from_tensor(body)
+            assert body["selector"] == "target"
+            _, answer = engine.answer("/update_weights_from_tensor", body)
             return answer["success"], answer["message"]
 
     return Session()
@@ -223,11 +224,12 @@ def _load(file: Path) -> Any:
 class Engine:
     def __init__(self, source: str) -> None:
         self.model = Model()
-        self.has_loader = False
+        self.has_loader = self.has_sessions = self.opens_at_pause = False
         if not source:
             self.receiver: Any = Receiver(self.model)
         elif sglang_real.path_of(Path(source), sglang_real.UPDATER).is_file():
             self.receiver = session_of(Path(source), self.model)
+            self.has_sessions = self.opens_at_pause = True  # slime's handle does not
         else:
             self.receiver = runner_of(Path(source), self.model)
         self.lock = threading.Lock()
@@ -239,8 +241,8 @@ class Engine:
     def answer(self, path: str, body: dict[str, Any]) -> tuple[bool, Any]:
         if path == "server_info":
             return True, self._server_info()
-        if path in ("begin_weight_update", "get_weights_by_name"):
-            return getattr(self, f"_{path}")(body)
+        if path == "get_weights_by_name":
+            return self._get_weights_by_name(body)
         if path == "test":
             return True, self._test(body)
         with self.lock:
@@ -258,11 +260,13 @@ class Engine:
     def _test(self, body: dict[str, Any]) -> dict[str, Any]:
         """For tests alone: sets what breaks, tells what is seen."""
         if body.get("is_reset"):
-            for stage in range(2):
-                self.receiver.destroy_weights_update_group(f"slime-pp_{stage}")
+            for name in ("slime", "miles"):
+                for stage in range(2):
+                    self.receiver.destroy_weights_update_group(f"{name}-pp_{stage}")
             self.model.restart()
             self.version, self.server_version, self.has_loader = "default", "0.5.23", False
-        self.has_loader = body.get("has_loader", self.has_loader)
+        for name in ("has_loader", "has_sessions", "opens_at_pause"):
+            setattr(self, name, body.get(name, getattr(self, name)))
         self.model.break_load = body.get("break_load", self.model.break_load)
         if body.get("is_restarted"):
             self.model.restart()
@@ -288,8 +292,21 @@ class Engine:
         sizes = {"tp_size": 1, "dp_size": 1, "pp_size": 1}
         return {"version": self.server_version, "custom_weight_loader": [LOADER]} | sizes
 
-    def _begin_weight_update(self, body: dict[str, Any]) -> tuple[bool | int, Any]:
-        return 404, {"detail": "Not Found"}  # slime's patched 0.5.15
+    def _begin_weight_update(self, body: dict[str, Any]) -> tuple[bool | int, str]:
+        if not self.has_sessions:
+            return 404, "Not Found"  # slime's patched 0.5.15
+        if self.is_open:
+            return False, "a weight-update session is already open; call end first"
+        self.is_open = True
+        self.receiver.begin()
+        return True, "Success"
+
+    def _end_weight_update(self, body: dict[str, Any]) -> tuple[bool, str]:
+        if not self.is_open:
+            return False, "no weight-update session is open; call begin first"
+        self.is_open = False
+        self.receiver.end()
+        return True, "Success"
 
     def _get_weights_by_name(self, body: dict[str, Any]) -> tuple[bool, Any]:
         find = getattr(self.model, "get_weights_by_name", None)
@@ -311,24 +328,24 @@ class Engine:
         return ""
 
     def _init_weights_update_group(self, body: dict[str, Any]) -> tuple[bool, str]:
-        return self.receiver.init_weights_update_group(**body)
+        return self.receiver.init_weights_update_group(**body | {"backend": "gloo"})
 
     def _destroy_weights_update_group(self, body: dict[str, Any]) -> tuple[bool, str]:
         return self.receiver.destroy_weights_update_group(**body)
 
     def _pause_generation(self, body: dict[str, Any]) -> tuple[bool, str]:
         self.is_paused = True
-        if not self.is_open:
-            self.receiver.begin()
-        self.is_open = True
+        if body:
+            self.calls[-1] += f":{body['mode']}"
+        if self.opens_at_pause and not self.is_open:
+            self._begin_weight_update(body)
         return True, "ok"
 
     def _continue_generation(self, body: dict[str, Any]) -> tuple[bool, str]:
         self.is_paused = False
-        if self.is_open:
-            self.receiver.end()
-        self.is_open = False
-        return True, "ok"
+        if self.opens_at_pause and self.is_open:
+            self._end_weight_update(body)
+        return not self.is_open, "ok"
 
     def _flush_cache(self, body: dict[str, Any]) -> tuple[bool, str]:
         assert self.is_paused
@@ -343,6 +360,10 @@ class Engine:
         assert self.is_paused
         assert not body["flush_cache"]
         return self._told(body, *self.receiver.receive(body))
+
+    def _update_weight_version(self, body: dict[str, Any]) -> tuple[bool, str]:
+        self.version = body["new_version"]
+        return True, "ok"
 
     def _told(self, body: dict[str, Any], success: bool, message: str) -> tuple[bool, str]:
         if success and body.get("weight_version") is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gymfast.integrations.bucket_broadcast import EngineGroup
@@ -28,7 +29,7 @@ class BroadcastFramework:
     init_process_group: Callable[..., Any]
     backend: Callable[[], str]
     wrap_host: Callable[[str], str]
-    call: Callable[[Any, str, Bucket, str | None], Any]
+    call: Callable[[Any, Any, str, Bucket, str | None], Any]  # self, handle, group, version
     leaves: Callable[[Any], bool] = lambda _: False  # self: an updater that stays as it was
 
 
@@ -88,7 +89,7 @@ def derive_broadcast_updater(base: Any, framework: BroadcastFramework) -> type:
             name, link = framework.group_name(self), None
             if name is not None:
                 self._group_name = name
-                call = framework.call
+                call = partial(framework.call, self)
                 group = EngineGroup(name, rollout_engines, rollout_engine_lock, ray, call)
                 one = [self.args.rollout_num_gpus_per_engine] * len(rollout_engines)
                 settings = GroupSettings(

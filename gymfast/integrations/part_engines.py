@@ -51,11 +51,12 @@ class PartEngines:
                 session.begin()
             except RefusedError as error:
                 return str(error)
+            client.greet(session)
             try:
-                client.status()
-            except (ChannelError, FormatError):  # there was no message yet
-                client.greet(session)
-            return ""
+                status = client.status()
+            except FormatError as error:
+                return f"{client.url}: {error}"
+            return "" if status.update_id else status.error  # such as another protocol
 
         return next(filter(None, self._ask(begin, "begin_weight_update")), "")
 

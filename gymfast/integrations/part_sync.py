@@ -19,6 +19,7 @@ from gymfast.integrations.sglang_messages import Parts, root_of_parts
 
 Kind = Literal["plain", "full", "delta"]
 """Buckets as for any engine; buckets that engines keep as well; what changed."""
+_MAX_REFUSED = 2  # deltas in a row
 _log = logging.getLogger(__name__)
 
 
@@ -35,6 +36,7 @@ class PartSync:
         self._packer = PartPacker("")
         self._engines: PartEngines | None = None
         self._held: Parts | None = None
+        self._num_refused = 0
 
     @property
     def num_frames(self) -> int:
@@ -44,6 +46,7 @@ class PartSync:
     def connect(self, name: str, urls: Callable[[], Sequence[Any]]) -> None:
         """Takes these engines from here on; `name` is that of this rank's group, if it has one."""
         self._packer, self._engines, self._held = PartPacker(name), None, None
+        self._num_refused = 0
         with self._ranks.together("asking the engines for their loaders"):
             if self._ranks.is_first:
                 self._engines = self._find(urls())
@@ -83,6 +86,8 @@ class PartSync:
                 refused = self._engines.load(parts)
         refused = self._ranks.gather(refused)[0]
         self._held = None if refused else parts
+        if self.kind == "delta":
+            self._num_refused = self._num_refused + 1 if refused else 0
         return str(refused)
 
     def forget(self) -> None:
@@ -102,10 +107,14 @@ class PartSync:
             return None
 
     def _choose(self, engines: PartEngines) -> tuple[Kind, str]:
-        if reason := engines.begin():
-            _log.warning("full buckets, which no delta can follow: %s", reason)
+        unready = engines.begin()
+        if unready:
+            _log.warning("full buckets, which no delta can follow: %s", unready)
             return "plain", ""
-        if reason := engines.why_not(self._held):
+        if self._num_refused >= _MAX_REFUSED:
+            return "plain", ""  # such as models that are packed, and cannot be unpacked
+        reason = engines.why_not(self._held)
+        if reason:
             _log.info("everything is sent: %s", reason)
         return "full" if reason else "delta", secrets.token_hex(8)
 

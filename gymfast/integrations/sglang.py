@@ -90,6 +90,8 @@ class Loader:
             self._parts.failure = self._parts.failure or text_of(failure)
         elif isinstance(action, Update):
             self._update(record.update_id, action)
+        elif not self.status.update_id:  # a greeting is understood, unlike what came before
+            self.status = Status("")
 
     def _keep(self, offset: int, piece: bytes) -> None:
         if offset == 0:

@@ -71,7 +71,7 @@ def _group_name(updater: Any) -> str | None:
     return f"slime-pp_{stage}" if updater._is_pp_src_rank else None
 
 
-def _call(handle: Any, name: str, bucket: Bucket, weight_version: str | None) -> Any:
+def _call(updater: Any, handle: Any, name: str, bucket: Bucket, weight_version: str | None) -> Any:  # noqa: ARG001 - for miles
     return handle.update_weights_from_distributed.remote(
         names=bucket.names,
         dtypes=bucket.dtypes,

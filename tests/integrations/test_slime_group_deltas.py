@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from integrations.test_slime import SOURCE
 from integrations.test_slime_broadcast import SGLANG, STAGES, arguments
 from slime_group_run import TENSORS, Script, ask, engines, run
 
-from gymfast.integrations.sglang_parts import PartsCopy
 from gymfast.integrations.slime import install
 
 SEND, TELL = "update_weights_from_distributed", "update_weights_from_tensor"
-ALL_BYTES = 118_000  # of the tensors of a run, about
+ALL_BYTES = sum(torch.empty(shape, dtype=dtype).nbytes for dtype, shape in TENSORS.values())
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def require_same(note: dict[str, Any], version: int) -> None:
         assert not engine["is_paused"]
 
 
-@pytest.mark.parametrize("num_ranks", [1, 3])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.ci)])
 def test_what_changed_is_sent_to_engines_that_hold_the_version_before(
     num_ranks: int, able: dict[str, str], tmp_path: Path
 ) -> None:
@@ -77,6 +77,7 @@ def test_what_changed_is_sent_to_engines_that_hold_the_version_before(
         assert [call for call in engine["calls"] if call.endswith(":4")] == [f"{TELL}:4"]
 
 
+@pytest.mark.ci
 def test_a_part_of_which_most_changed_goes_as_it_is(able: dict[str, str], tmp_path: Path) -> None:
     steps = [("connect", "a"), ("sync",), *step(0.9, 1), *step(0.01, 2)]
     dense, sparse = run(Script(tmp_path, SOURCE, True, steps, able))[0][1:]
@@ -90,10 +91,10 @@ def test_a_part_of_which_most_changed_goes_as_it_is(able: dict[str, str], tmp_pa
 @pytest.mark.parametrize(
     ("is_full_at_once", "fields"),
     [
-        pytest.param(True, {"is_restarted": True}, id="restarted"),
+        pytest.param(True, {"is_restarted": True}, id="restarted", marks=pytest.mark.ci),
         pytest.param(False, {"other_part": "slime-pp_0/1"}, id="another-base"),
-        pytest.param(False, {"other_part": "of another"}, id="another-part"),
-        pytest.param(False, {"break_load": True}, id="load-fails"),
+        pytest.param(False, {"other_part": "of another"}, id="another-part", marks=pytest.mark.ci),
+        pytest.param(False, {"break_load": True}, id="load-fails", marks=pytest.mark.ci),
     ],
 )
 def test_an_engine_that_cannot_take_the_delta_gets_everything_in_the_same_update(
@@ -111,6 +112,23 @@ def test_an_engine_that_cannot_take_the_delta_gets_everything_in_the_same_update
     assert sent(notes[3]) < ALL_BYTES / 5
 
 
+@pytest.mark.ci
+def test_who_refuses_each_delta_gets_none_until_it_is_connected_again(
+    able: dict[str, str], tmp_path: Path
+) -> None:
+    refused = [("set", "a", {"other_part": "another"}), *step(0.01, 1)]
+    steps = [("connect", "a"), ("sync",), *refused, *refused, *step(0.01, 2)]
+    notes = run(Script(tmp_path, SOURCE, True, [*steps, ("connect", "a"), ("sync",)], able))[0]
+    for version, note in enumerate(notes, 1):
+        require_same(note, version)
+    passes = [buckets(note) / buckets(notes[0]) for note in notes]
+    assert passes == [1, 2, 2, 1, 1]
+    told = [sum(TELL in call for call in n["engines"]["a"]["calls"]) for n in notes]
+    assert told[3] == 1  # a greeting
+    assert told[4] > 1
+
+
+@pytest.mark.ci
 @pytest.mark.parametrize("path", [SEND, TELL])
 def test_after_a_failure_everything_is_sent(
     path: str, able: dict[str, str], tmp_path: Path
@@ -129,7 +147,9 @@ def test_after_a_failure_everything_is_sent(
     assert frames(delta) > 0
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.ci), pytest.param(3, marks=pytest.mark.long)]
+)
 def test_a_newcomer_and_one_without_our_loader_make_it_full_for_all(
     num_ranks: int, able: dict[str, str], tmp_path: Path
 ) -> None:
@@ -143,6 +163,7 @@ def test_a_newcomer_and_one_without_our_loader_make_it_full_for_all(
     assert [frames(note) > 0 for note in notes[0]] == [False, False, True, False, False, True]
 
 
+@pytest.mark.ci
 def test_deltas_are_left_out_where_they_are_not_wanted(
     able: dict[str, str], tmp_path: Path
 ) -> None:
@@ -157,7 +178,3 @@ def test_deltas_are_left_out_where_they_are_not_wanted(
 def test_an_option_that_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="gymfast_delta is 'yes', expected true or false"):
         install(arguments(gymfast_delta="yes"))
-
-
-def test_a_copy_without_parts_is_empty() -> None:
-    assert PartsCopy().is_empty

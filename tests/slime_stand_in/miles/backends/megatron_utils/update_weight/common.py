@@ -1,0 +1,2 @@
+def weight_update_selector(args):
+    return "all"
