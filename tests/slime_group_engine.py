@@ -224,14 +224,16 @@ def _load(file: Path) -> Any:
 class Engine:
     def __init__(self, source: str) -> None:
         self.model = Model()
-        self.has_loader = self.has_sessions = self.opens_at_pause = False
+        self.has_loader = self.is_new = False
         if not source:
             self.receiver: Any = Receiver(self.model)
         elif sglang_real.path_of(Path(source), sglang_real.UPDATER).is_file():
             self.receiver = session_of(Path(source), self.model)
-            self.has_sessions = self.opens_at_pause = True  # slime's handle does not
+            self.is_new = True
         else:
             self.receiver = runner_of(Path(source), self.model)
+        # slime's handle opens no session: the pause does it for new versions.
+        self.has_sessions = self.opens_at_pause = self.is_new
         self.lock = threading.Lock()
         self.version, self.server_version = "default", "0.5.23"
         self.calls: list[str] = []
@@ -265,6 +267,10 @@ class Engine:
                     self.receiver.destroy_weights_update_group(f"{name}-pp_{stage}")
             self.model.restart()
             self.version, self.server_version, self.has_loader = "default", "0.5.23", False
+            self.has_sessions = self.opens_at_pause = self.is_new
+            self.failures.clear()
+            if self.is_open:
+                self._end_weight_update({})
         for name in ("has_loader", "has_sessions", "opens_at_pause"):
             setattr(self, name, body.get(name, getattr(self, name)))
         self.model.break_load = body.get("break_load", self.model.break_load)

@@ -15,10 +15,11 @@ Chunk = list[tuple[str, Any]]
 
 
 class BucketPipe:
-    """Sends buckets in a thread of its own, in their order; the newest one is held back.
+    """Sends buckets in a thread of its own, in their order; the newest one may be held back.
 
-    Only who knows that nothing follows can send the last one, which carries the version. After a
-    failure chunks are dropped, so that the gathering, in which other ranks take part, goes on.
+    Only who knows that nothing follows can send the last one, where it carries the version. A chunk
+    is never split: what SGLang fuses may have to be loaded by one call. After a failure chunks are
+    dropped, so that the gathering, in which other ranks take part, goes on.
     """
 
     def __init__(
@@ -30,6 +31,7 @@ class BucketPipe:
         self._held: Bucket | None = None
         self._failure: Exception | None = None
         self.phases = Phases()
+        self.holds_back = True
 
     @property
     def is_holding(self) -> bool:
@@ -54,7 +56,11 @@ class BucketPipe:
             if held is not None:
                 self._start(held, None)
             with self.phases("pack"):
-                self._held = self._pack(chunk)
+                bucket = self._pack(chunk)
+            if self.holds_back:
+                self._held = bucket
+            else:
+                self._start(bucket, None)
         chunk.clear()
 
     def settle(self) -> None:

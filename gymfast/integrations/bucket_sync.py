@@ -144,6 +144,7 @@ class BucketSync:
     def _send(self, pipe: BucketPipe, version: str) -> None:
         """One pass over all weights. Where engines keep parts, the number comes with the commit."""
         ranks = self._ranks
+        pipe.holds_back = self._parts.kind == "plain"
         for walk in self._trainer.walks:
             with ranks.together("sending the weights"):
                 pipe.gather(walk)
@@ -155,7 +156,7 @@ class BucketSync:
                 pipe.send_last(None)
         with ranks.together(f"sending the last bucket of version {version}"):
             if ranks.rank == last:
-                pipe.send_last(version if self._parts.kind == "plain" else None)
+                pipe.send_last(version)
 
     @contextmanager
     def _paused(self) -> Iterator[None]:

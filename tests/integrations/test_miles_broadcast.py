@@ -6,7 +6,6 @@ With miles's own source (GYMFAST_MILES_SOURCE) its updater, gather code and grou
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,9 @@ import pytest
 import slime_stubs
 from integrations.sglang_real import parameters_of
 from integrations.test_miles import SOURCE
-from integrations.test_slime_broadcast import SEND, SGLANG, STAGES
+from integrations.test_slime_broadcast import SEND, STAGES
 from integrations.test_slime_group_deltas import frames, require_same, sent, step
-from slime_group_run import TENSORS, MilesHandle, Script, ask, engines, run
+from slime_group_run import TENSORS, MilesHandle, Script, ask, run
 
 from gymfast.integrations.miles import EXPECTED_DISTRIBUTED, install
 
@@ -27,17 +26,11 @@ if SOURCE is not None:
 UPDATERS = Path("miles", "backends", "megatron_utils", "update_weight")
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[dict[str, str]]:
-    with engines("ab", SGLANG) as addresses:
-        yield addresses
-
-
 @pytest.fixture
-def lasting(started: dict[str, str]) -> dict[str, str]:
-    for address in started.values():
+def lasting(group_engines: dict[str, str]) -> dict[str, str]:
+    for address in group_engines.values():
         ask(address, "test", {"is_reset": True, "has_sessions": True, "opens_at_pause": False})
-    return started
+    return group_engines
 
 
 def script_of(folder: Path, steps: list[Any], lasting: dict[str, str], **options: Any) -> Script:
@@ -45,7 +38,7 @@ def script_of(folder: Path, steps: list[Any], lasting: dict[str, str], **options
 
 
 @pytest.mark.parametrize("is_gymfast", WAYS)
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_engines_have_the_bytes_that_were_trained(
     is_gymfast: bool, num_ranks: int, lasting: dict[str, str], tmp_path: Path
 ) -> None:
@@ -69,7 +62,9 @@ def test_engines_have_the_bytes_that_were_trained(
                 assert [":" in mark for mark in marks] == [False] * (len(marks) - 1) + [True]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "num_ranks", [pytest.param(1, marks=pytest.mark.ci), pytest.param(3, marks=pytest.mark.long)]
+)
 def test_what_changed_is_sent_to_engines_with_our_loader(
     num_ranks: int, lasting: dict[str, str], tmp_path: Path
 ) -> None:
@@ -91,6 +86,7 @@ def test_what_changed_is_sent_to_engines_with_our_loader(
     assert sent(after) < sent(full) / 5
 
 
+@pytest.mark.ci
 def test_an_engine_that_refuses_is_named_and_its_session_ended(
     lasting: dict[str, str], tmp_path: Path
 ) -> None:
@@ -104,6 +100,7 @@ def test_an_engine_that_refuses_is_named_and_its_session_ended(
     require_same(healed, 2)
 
 
+@pytest.mark.ci
 def test_LoRA_is_left_to_miles(lasting: dict[str, str], tmp_path: Path) -> None:
     script = script_of(tmp_path, [("connect", "ab"), ("sync",)], lasting, is_lora=True)
     script.source = None  # the stand-in, which has no such methods

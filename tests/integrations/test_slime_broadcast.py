@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -39,18 +38,12 @@ if SOURCE is not None:
 BOTH = pytest.mark.parametrize("is_gymfast", WAYS)
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[dict[str, str]]:
-    with engines("abc", SGLANG) as addresses:
-        yield addresses
-
-
 @pytest.fixture
-def lasting(started: dict[str, str]) -> dict[str, str]:
+def lasting(group_engines: dict[str, str]) -> dict[str, str]:
     """Engines that outlive a test, as after a restart."""
-    for address in started.values():
+    for address in group_engines.values():
         ask(address, "test", {"is_reset": True})
-    return started
+    return group_engines
 
 
 def sync_of(step: int) -> list[tuple[Any, ...]]:

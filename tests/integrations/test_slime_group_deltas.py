@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from integrations.test_slime import SOURCE
-from integrations.test_slime_broadcast import SGLANG, STAGES, arguments
-from slime_group_run import TENSORS, Script, ask, engines, run
+from integrations.test_slime_broadcast import STAGES, arguments
+from slime_group_run import TENSORS, Script, ask, run
 
 from gymfast.integrations.slime import install
 
@@ -18,18 +17,12 @@ SEND, TELL = "update_weights_from_distributed", "update_weights_from_tensor"
 ALL_BYTES = sum(torch.empty(shape, dtype=dtype).nbytes for dtype, shape in TENSORS.values())
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[dict[str, str]]:
-    with engines("abc", SGLANG) as addresses:
-        yield addresses
-
-
 @pytest.fixture
-def able(started: dict[str, str]) -> dict[str, str]:
+def able(group_engines: dict[str, str]) -> dict[str, str]:
     """Engines with our loader, as after a restart."""
-    for address in started.values():
+    for address in group_engines.values():
         ask(address, "test", {"is_reset": True, "has_loader": True})
-    return started
+    return group_engines
 
 
 def step(share: float, seed: int) -> list[tuple[Any, ...]]:
@@ -57,7 +50,7 @@ def require_same(note: dict[str, Any], version: int) -> None:
         assert not engine["is_paused"]
 
 
-@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("num_ranks", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_what_changed_is_sent_to_engines_that_hold_the_version_before(
     num_ranks: int, able: dict[str, str], tmp_path: Path
 ) -> None:
