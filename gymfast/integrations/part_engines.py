@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from gymfast.errors import ChainError, ChannelError, FormatError
 from gymfast.integrations.engines import EngineError
 from gymfast.integrations.sglang_client import SGLangClient
-from gymfast.integrations.sglang_messages import Parts
+from gymfast.integrations.sglang_messages import Parts, Status
 from gymfast.integrations.sglang_session import RefusedError, Session
 
 _Engine = tuple[SGLangClient, Session]
@@ -26,6 +26,7 @@ class PartEngines:
         """
         self._ends_sessions = ends_sessions
         self._is_begun = False
+        self._held: list[Status] = []
 
         def find(url: Any) -> _Engine:
             if not url:
@@ -39,43 +40,24 @@ class PartEngines:
         self._engines: list[_Engine] = self._all(find, urls, "/server_info")
 
     def begin(self) -> str:
-        """Makes the weights of paused engines loadable; why they are not, if one refuses.
+        """Makes the weights of paused engines loadable, and asks what they hold.
 
-        Raises EngineError for one that does not answer.
+        Returns why a loader is not to be had. Raises EngineError for one that does not answer.
         """
         self._is_begun = True  # also in part
-
-        def begin(engine: _Engine) -> str:
-            client, session = engine
-            try:
-                session.begin()
-            except RefusedError as error:
-                return str(error)
-            client.greet(session)
-            try:
-                status = client.status()
-            except FormatError as error:
-                return f"{client.url}: {error}"
-            return "" if status.update_id else status.error  # such as another protocol
-
-        return next(filter(None, self._ask(begin, "begin_weight_update")), "")
+        answers = self._all(_begin, self._engines, "begin_weight_update")
+        self._held = [status for status, _ in answers]
+        return next((reason for _, reason in answers if reason), "")
 
     def why_not(self, held: Parts | None) -> str:
         """Why a delta cannot be sent; empty if all engines hold exactly this."""
         if held is None:
             return "no version was acknowledged"
-
-        def ask(engine: _Engine) -> str:
-            try:
-                status = engine[0].status()
-            except (ChannelError, FormatError) as error:
-                return str(error)
-            if (status.version, status.root) == (held.version, held.root):
-                return ""
-            found = f"version {status.version}" if status.version else "no version"
-            return f"{engine[0].url} holds {found}, version {held.version} was acknowledged"
-
-        return next(filter(None, self._ask(ask, "get_weights_by_name")), "")
+        for (client, _), status in zip(self._engines, self._held, strict=True):
+            if (status.version, status.root) != (held.version, held.root):
+                found = f"version {status.version}" if status.version else "no version"
+                return f"{client.url} holds {found}, version {held.version} was acknowledged"
+        return ""
 
     def load(self, parts: Parts) -> str:
         """Has all engines load the parts; why not, if one refuses.
@@ -93,16 +75,14 @@ class PartEngines:
                 return f"{client.url} acknowledges version {status.version}, {status.root[:16]}…"
             return ""
 
-        return next(filter(None, self._ask(load, "update_weights_from_tensor")), "")
+        answers = self._all(load, self._engines, "update_weights_from_tensor")
+        return next((reason for reason in answers if reason), "")
 
     def end(self) -> None:
         """Makes the weights usable; engines stay paused. Raises EngineError."""
         if self._is_begun and self._ends_sessions:
-            self._ask(lambda engine: engine[1].end(), "end_weight_update")
+            self._all(lambda engine: engine[1].end(), self._engines, "end_weight_update")
         self._is_begun = False
-
-    def _ask(self, step: Callable[[_Engine], _Kind], what: str) -> list[_Kind]:
-        return self._all(step, self._engines, what)
 
     def _all(self, step: Callable[[Any], _Kind], items: Sequence[Any], what: str) -> list[_Kind]:
         """What each engine answered. Raises EngineError that names the first one that did not."""
@@ -115,3 +95,15 @@ class PartEngines:
                     f"engine {number} of {len(jobs)} failed at {what}: {error}"
                 ) from error
         return [job.result() for job in jobs]
+
+
+def _begin(engine: _Engine) -> tuple[Status, str]:
+    """What the loader of an engine says, and why it is not to be had."""
+    client, session = engine
+    try:
+        session.begin()
+        client.greet(session)
+        status = client.status()
+    except (RefusedError, FormatError) as error:
+        return Status(""), f"{client.url}: {error}"
+    return status, "" if status.update_id else status.error  # such as another protocol
