@@ -82,6 +82,8 @@ def install(framework: str, source: Path, place: Place) -> None:
     if source == STAND_IN:
         for name in ("slime", "miles"):
             _module(f"{name}.utils.misc", load_function=_load_function)
+        updates = "miles.backends.megatron_utils.update_weight"
+        _module(f"{updates}.common", weight_update_selector=lambda args: "all")
         return
     _module("tqdm", tqdm=_Bar)
     _module("httpx", AsyncClient=object)

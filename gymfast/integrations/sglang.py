@@ -16,12 +16,12 @@ from typing import Any
 from gymfast.delta import inspect
 from gymfast.errors import ChainError, FormatError
 from gymfast.integrations.canonical import CanonicalCopy
-from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts_of_all
+from gymfast.integrations.engine_ranks import error_of, first_of, text_of
 from gymfast.integrations.rebind import require_class
 from gymfast.integrations.sglang_hooks import ModelHooks
 from gymfast.integrations.sglang_local import LocalCheckpoint
 from gymfast.integrations.sglang_messages import Part, PartFrame, Piece, Status, Update, unpack
-from gymfast.integrations.sglang_model import LiveModel, Loaded, Source
+from gymfast.integrations.sglang_model import LiveModel, Loaded, Source, of_all_ranks
 from gymfast.integrations.sglang_parts import PartsCopy
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
 from gymfast.sync.chain import EMPTY_ROOT
@@ -117,9 +117,9 @@ class Loader:
                 else:
                     loaded = self._model.load(self._source(update), is_full=update.is_full)
 
-        errors = _of_all_ranks(text_of(error_of(lambda: self._stage(update))))
+        errors = of_all_ranks(text_of(error_of(lambda: self._stage(update))))
         if not any(errors):
-            errors = _of_all_ranks(text_of(error_of(load_model)))
+            errors = of_all_ranks(text_of(error_of(load_model)))
             if any(errors):
                 self._model.flag(f"an update failed while it was loaded: {first_of(errors)}")
             else:
@@ -195,12 +195,3 @@ class Loader:
             self._copy.close()
             self._copy, self._follows = copy, update.follow
         UpdateRequest(version=update.version, frame=frame).carry_out(self._copy)
-
-
-def _of_all_ranks(error: str) -> list[str]:
-    """The errors of all ranks that share the model; each gives its own, at the same point."""
-    try:
-        from sglang.srt.distributed import get_tp_group
-    except ImportError as missing:
-        return [f"this SGLang is not known, gymfast knows 0.5.12 to 0.5.23: {missing}"]
-    return texts_of_all(error, [get_tp_group()])

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from gymfast.errors import ChainError, CoverageError, GymfastError
 from gymfast.integrations.canonical import CanonicalCopy
+from gymfast.integrations.engine_ranks import texts_of_all
 from gymfast.integrations.live_model import Sample, moved, sample_of
 from gymfast.integrations.sglang_parts import PartsCopy
 
@@ -142,6 +143,15 @@ class LiveModel:
                 f"{len(missing)} parameters got no tensor: {missing[:3]}; send all tensors of the "
                 "checkpoint"
             )
+
+
+def of_all_ranks(error: str) -> list[str]:
+    """The errors of all ranks that share the model; each gives its own, at the same point."""
+    try:
+        from sglang.srt.distributed import get_tp_group
+    except ImportError as missing:
+        return [f"this SGLang is not known, gymfast knows 0.5.12 to 0.5.23: {missing}"]
+    return texts_of_all(error, [get_tp_group()])
 
 
 def fused_names(names: Iterable[str], changed: Iterable[str]) -> list[str]:

@@ -70,7 +70,7 @@ def trainer() -> Trainer:
     return Trainer(Engine())
 
 
-def test_I60_deltas_give_the_bits_of_the_final_checkpoint(trainer: Trainer) -> None:
+def test_deltas_give_the_bits_of_the_final_checkpoint(trainer: Trainer) -> None:
     weights = checkpoint(0)
     status = trainer.sync(weights, "1", is_delta=False)
     assert (status.error, status.version, status.num_loaded) == ("", "1", len(weights))

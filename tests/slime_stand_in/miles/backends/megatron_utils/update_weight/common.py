@@ -1,2 +1,0 @@
-def weight_update_selector(args):
-    return "all"
