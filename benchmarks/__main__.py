@@ -73,6 +73,12 @@ def run_transfer(options: argparse.Namespace) -> int:
     return run(options)
 
 
+def run_density(options: argparse.Namespace) -> int:
+    from benchmarks.density import run
+
+    return run(options)
+
+
 def run_report(options: argparse.Namespace) -> int:
     from benchmarks import report, transfer_report
     from benchmarks.targets import check_targets
@@ -150,6 +156,17 @@ def _parser() -> argparse.ArgumentParser:
         type=_words,
         metavar="NAME,...",
         help="loopback, lists, shaped, chain, live, nccl",
+    )
+    density = commands.add_parser(
+        "density", help="how much of BF16, INT4, FP8 and adapters changes in a step"
+    )
+    density.set_defaults(run=run_density)
+    density.add_argument("--json", action="store_true", help="JSON instead of a table")
+    density.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
+    density.add_argument("--quick", action="store_true", help="16 MiB, a tiny model, few steps")
+    density.add_argument("--size", type=_size, help="bytes of the generated model, as 64MiB")
+    density.add_argument(
+        "--without-training", action="store_true", help="leave out what needs torch"
     )
     report = commands.add_parser("report", help="tables from a CSV, to the screen or a README")
     report.set_defaults(run=run_report)

@@ -26,6 +26,7 @@ COMMANDS = {
     "env": "Show every GYMFAST_* variable: value and origin.",
     "hf-delta": "Version directories as slime, miles and SGLang read them.",
     "integrations": "The frameworks that are here, and whether gymfast fits them.",
+    "relay": "Serve a store to the readers of a site, fetched once.",
     "serve-pull": "Serve the pull endpoint of an engine over HTTP.",
     "plan": "Plan a weight transfer and predict its time.",
     "table": "What a weight sync costs, as published and corrected.",

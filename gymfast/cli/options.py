@@ -47,7 +47,7 @@ def read_key(path: Path | None) -> bytes | None:
     if path is None:
         return None
     from gymfast.delta.authentication import check_key
-    from gymfast.sync.key_file import read_key_file
+    from gymfast.key_file import read_key_file
 
     key = read_key_file(path)
     try:

@@ -10,6 +10,7 @@ from gymfast.cli.output import Output, format_size, format_table, with_output
 
 if TYPE_CHECKING:
     from gymfast.cost.plan import TransferPlan
+    from gymfast.models import ModelConfig
 
 _EPILOG = """\b
 Examples:
@@ -23,13 +24,30 @@ Examples:
 @click.argument("model")
 @click.option("--train", required=True, help="Nodes of the trainer: NODESxGPUS:KIND.")
 @click.option("--engines", required=True, help="Nodes of all engines: NODESxGPUS:KIND.")
-@click.option("--net", type=click.Choice(["rdma", "tcp", "wan"]), default="rdma", show_default=True)
 @click.option(
-    "--format", "fmt", type=click.Choice(["bf16", "fp8", "int4"]), default="bf16", show_default=True
+    "--net",
+    type=click.Choice(["rdma", "tcp", "wan"]),
+    default="rdma",
+    show_default=True,
+    help="rdma: a NIC of 400 Gb/s for each GPU. tcp: one of 50 Gb/s a node. wan: 10 Gb/s in all.",
+)
+@click.option(
+    "--format",
+    "fmt",
+    type=click.Choice(["bf16", "fp8", "int4"]),
+    default="bf16",
+    show_default=True,
+    help="Of the weights that travel; int4 is for the experts only.",
 )
 @click.option("--lora", "rank", type=int, help="Send an adapter of this rank, not the model.")
 @click.option("--saved", type=float, help="Part that a delta does not send, such as 0.98.")
-@click.option("--nodes-per-engine", type=int, default=1, show_default=True)
+@click.option(
+    "--nodes-per-engine",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Nodes that one engine takes.",
+)
 @click.option("--bucket-mib", type=int, help="Size of a bucket.  [default: chosen]")
 @click.option("--depth", type=int, help="Buckets under way.  [default: chosen]")
 @with_output
@@ -59,7 +77,7 @@ def command(
         if rank is not None:
             num_bytes = models.lora_bytes(config, models.Lora(rank))
         else:
-            num_bytes = models.model_bytes(config, models.FORMATS[models.FORMATS.index(fmt)])
+            num_bytes = _bytes_in(config, fmt)
         if saved is not None:
             if not 0 <= saved < 1:
                 raise ValueError(f"saved is {saved}, expected 0 to below 1")
@@ -76,6 +94,18 @@ def command(
         raise click.UsageError(str(error)) from error
     what = f"{config.name} {fmt}" if rank is None else f"{config.name} LoRA r={rank}"
     output.result({"model": config.name, **_fields(made)}, _text(what, made))
+
+
+def _bytes_in(config: ModelConfig, fmt: str) -> int:
+    """Bytes of the model; ValueError for a format that changes nothing of it."""
+    from gymfast import models
+
+    num_bytes = models.model_bytes(config, models.FORMATS[models.FORMATS.index(fmt)])
+    if fmt != "bf16" and num_bytes == models.model_bytes(config, "bf16"):
+        raise ValueError(
+            f"format {fmt} is for experts, and {config.name} has none: use bf16 or fp8"
+        )
+    return num_bytes
 
 
 def _fields(plan: TransferPlan) -> dict[str, object]:

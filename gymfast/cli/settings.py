@@ -20,6 +20,7 @@ class Setting:
 SETTINGS = (
     Setting("GYMFAST_CPU", "best found", "instruction set: baseline, avx2, avx512"),
     Setting("GYMFAST_THREADS", "all cores", "threads of the codec", "--threads"),
+    Setting("GYMFAST_RELAY_KEY_FILE", "", "file with the key of a store relay://HOST:PORT"),
     Setting("GYMFAST_RUN", "", "run that the hooks for slime use"),
     Setting("GYMFAST_STORE", "", "store that the hooks for slime use"),
     Setting(

@@ -33,10 +33,11 @@ class Job:
     def __post_init__(self) -> None:
         if self.num_bytes < 0:
             raise ValueError(f"num_bytes is {self.num_bytes}, expected 0 or more")
-        if not 1 <= self.nodes_per_engine <= self.engines.num_nodes:
+        per_engine, num_nodes = self.nodes_per_engine, self.engines.num_nodes
+        if not 1 <= per_engine <= num_nodes or num_nodes % per_engine:
             raise ValueError(
-                f"an engine of {self.nodes_per_engine} nodes does not fit {self.engines}: expected "
-                f"1 to {self.engines.num_nodes}"
+                f"engines of {per_engine} nodes each do not make up {self.engines}: expected a "
+                f"divisor of {num_nodes}"
             )
 
 

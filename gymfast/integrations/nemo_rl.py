@@ -17,9 +17,9 @@ from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.rebind import require_class
 from gymfast.integrations.run_stream import NamedTensors, RunStream, drain
 from gymfast.integrations.update_request import InitRequest
+from gymfast.key_file import read_key_file
 from gymfast.stores import open_store
 from gymfast.sync import Publisher
-from gymfast.sync.key_file import read_key_file
 from gymfast.sync.status import read_status
 
 _MODULE = "nemo_rl.utils.checkpoint_engines.base"

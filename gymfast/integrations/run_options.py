@@ -9,8 +9,8 @@ import msgspec
 
 from gymfast.integrations.canonical import CanonicalCopy
 from gymfast.integrations.update_request import InitRequest
+from gymfast.key_file import read_key_file
 from gymfast.sync import Publisher
-from gymfast.sync.key_file import read_key_file
 from gymfast.sync.publish_report import DEFAULT_ANCHOR_EVERY, DEFAULT_KEEP
 
 _Text = Annotated[str, msgspec.Meta(min_length=1)]

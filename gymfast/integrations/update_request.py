@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from gymfast.errors import FormatError
 from gymfast.integrations.canonical import CanonicalCopy, bucket_of
-from gymfast.sync.key_file import read_key_file
+from gymfast.key_file import read_key_file
 
 
 @dataclass(frozen=True)

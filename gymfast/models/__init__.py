@@ -3,7 +3,7 @@
 from gymfast.models.catalogue import CATALOGUE, model
 from gymfast.models.config import ModelConfig
 from gymfast.models.formats import FORMATS, Format, model_bytes, tensor_bytes
-from gymfast.models.lora import Lora, lora_bytes
+from gymfast.models.lora import Lora, adapter_tensors, lora_bytes
 from gymfast.models.tensors import ModelTensor, Role, num_params, tensors_of
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "ModelConfig",
     "ModelTensor",
     "Role",
+    "adapter_tensors",
     "lora_bytes",
     "model",
     "model_bytes",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from gymfast.models.config import ModelConfig
@@ -32,21 +32,51 @@ class Lora:
             raise ValueError(f"targets {unknown} cannot be adapted, expected some of {TARGETS}")
 
 
+def adapter_tensors(config: ModelConfig, lora: Lora) -> Iterator[ModelTensor]:
+    """The tensors of the adapter as PEFT names them, factor A before factor B.
+
+    With `is_shared_outer` the experts of a layer are one module with factors of three dimensions:
+    the first is 1 for a factor that they share, else one for each expert.
+    Source: PEFT's adapter_model.safetensors; for shared factors SGLang 0.5.23, srt/lora/lora.py.
+    """
+    for tensor in tensors_of(config):
+        if not _is_adapted(lora, tensor):
+            continue
+        module, (outputs, inputs) = tensor.name.removesuffix(".weight"), tensor.shape
+        shape_a: tuple[int, ...] = (lora.rank, inputs)
+        shape_b: tuple[int, ...] = (outputs, lora.rank)
+        if tensor.role == "routed" and lora.is_shared_outer:
+            if ".experts.0." not in module:
+                continue
+            module = module.replace(".experts.0.", ".experts.")
+            num_experts = config.experts.num_experts if config.experts else 1
+            is_down = module.endswith(".down_proj")
+            shape_a = (num_experts if is_down else 1, *shape_a)
+            shape_b = (1 if is_down else num_experts, *shape_b)
+        for side, shape in (("lora_A", shape_a), ("lora_B", shape_b)):
+            name = f"base_model.model.{module}.{side}.weight"
+            yield ModelTensor(name, shape, tensor.role, tensor.is_mtp)
+
+
 def lora_bytes(config: ModelConfig, lora: Lora) -> int:
     """Bytes of the adapter in BF16."""
     return 2 * sum(_num_params(config, lora, tensor) for tensor in tensors_of(config))
 
 
 def _num_params(config: ModelConfig, lora: Lora, tensor: ModelTensor) -> int:
+    if not _is_adapted(lora, tensor):
+        return 0
     module = tensor.name.split(".")[-2]
-    is_left_out = tensor.is_mtp and not lora.with_mtp
-    if tensor.role not in lora.targets or len(tensor.shape) != 2 or is_left_out:
-        return 0
-    if module in lora.leaves_out:
-        return 0
     outputs, inputs = tensor.shape
     if tensor.role == "routed" and lora.is_shared_outer:
         is_first = ".experts.0." in tensor.name
         inner = inputs if module == "down_proj" else outputs
         return lora.rank * (inner + (config.hidden_size if is_first else 0))
     return lora.rank * (outputs + inputs)
+
+
+def _is_adapted(lora: Lora, tensor: ModelTensor) -> bool:
+    if tensor.role not in lora.targets or len(tensor.shape) != 2:
+        return False
+    is_left_out = tensor.is_mtp and not lora.with_mtp
+    return not is_left_out and tensor.name.split(".")[-2] not in lora.leaves_out

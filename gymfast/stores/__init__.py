@@ -5,16 +5,20 @@ from __future__ import annotations
 import os
 import re
 
-from gymfast.errors import MissingDependencyError
+from gymfast.stores.addresses import is_object_scheme, redacted
 from gymfast.stores.base import Blob, Store, check_key, check_prefix
 from gymfast.stores.filesystem import FileStore
 from gymfast.stores.memory import MemoryStore
+from gymfast.stores.objects import ObjectStore
 from gymfast.stores.probe import check_create_only
+from gymfast.stores.web import HttpStore
 
 __all__ = [
     "Blob",
     "FileStore",
+    "HttpStore",
     "MemoryStore",
+    "ObjectStore",
     "Store",
     "check_create_only",
     "check_key",
@@ -24,24 +28,16 @@ __all__ = [
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 
-_PLANNED = {
-    "s3": "gymfast[store]",
-    "gs": "gymfast[store]",
-    "gcs": "gymfast[store]",
-    "az": "gymfast[store]",
-    "azure": "gymfast[store]",
-    "http": "gymfast[store]",
-    "https": "gymfast[store]",
-    "modal": "gymfast[modal]",
-}
-
 
 def open_store(url: str | os.PathLike[str]) -> Store:
-    """The store behind `memory:NAME`, `file:/PATH` or a plain path.
+    """The store behind `memory:NAME`, `file:/PATH`, a plain path, or a URL (docs/stores.md).
 
-    A path is taken literally (no percent decoding, no `~`); its folder is made by the first put.
-    Raises ValueError for an unusable address, MissingDependencyError for a store that is not in
-    this build: the text says what it needs.
+    URLs are `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `https://` or
+    `http://` to read, `modal-volume://NAME/PREFIX` and `relay://HOST:PORT[,STORE]`. A path is taken
+    literally (no percent decoding, no `~`); its folder is made by the first put. Nothing is asked
+    of a store here.
+    Raises ValueError for an unusable address, MissingDependencyError for a store that is not
+    installed: the text says what it needs, StoreError for unusable settings in the environment.
     """
     text = os.fspath(url)
     if not isinstance(text, str):
@@ -54,15 +50,50 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return MemoryStore.named(rest)
     if scheme == "file":
         return FileStore(_file_path(text, rest))
-    if scheme in _PLANNED:
-        raise MissingDependencyError(
-            f"store '{text}': '{scheme}:' is not in this version; it is planned as the extra "
-            f"{_PLANNED[scheme]}. Use file:/PATH or memory:NAME"
-        )
+    if scheme == "modal-volume":
+        return _modal_volume(text, rest)
+    if scheme == "relay":
+        return _relay(text, rest)
+    if is_object_scheme(scheme):
+        return HttpStore(text) if scheme.startswith("http") else ObjectStore(text)
     raise ValueError(
-        f"store '{text}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH or a "
-        "plain path (write ./ before a relative path that holds a colon)"
+        f"store '{redacted(text)}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH, "
+        "s3://, gs://, az://, https://, modal-volume://, relay:// or a plain path (write ./ before "
+        "a relative path that holds a colon)"
     )
+
+
+def _modal_volume(url: str, rest: str) -> Store:
+    """The store behind modal-volume://NAME/PREFIX."""
+    from gymfast.stores.modal_volume import ModalVolumeStore
+
+    if not rest.startswith("//"):
+        raise ValueError(f"store '{url}': expected modal-volume://NAME/PREFIX")
+    name, _, prefix = rest[2:].partition("/")
+    return ModalVolumeStore(name, prefix.rstrip("/"))
+
+
+def _relay(url: str, rest: str) -> Store:
+    """The store behind relay://HOST:PORT, or relay://HOST:PORT,STORE with what it fetches from.
+
+    The key of the relay is in the file that GYMFAST_RELAY_KEY_FILE names.
+    """
+    from gymfast.key_file import read_key_file
+    from gymfast.stores.fallback import FallbackStore
+    from gymfast.stores.remote import RemoteStore
+
+    if not rest.startswith("//"):
+        raise ValueError(f"store '{url}': expected relay://HOST:PORT or relay://HOST:PORT,STORE")
+    address, _, behind = rest[2:].partition(",")
+    key_file = os.environ.get("GYMFAST_RELAY_KEY_FILE")
+    try:
+        key = read_key_file(key_file) if key_file else None
+    except OSError as error:
+        raise ValueError(
+            f"GYMFAST_RELAY_KEY_FILE is '{key_file}', which cannot be read: {error.strerror}"
+        ) from error
+    relay = RemoteStore(address, key)
+    return FallbackStore(relay, open_store(behind)) if behind else relay
 
 
 def _file_path(url: str, rest: str) -> str:

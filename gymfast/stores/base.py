@@ -30,10 +30,12 @@ class Store(Protocol):
     Raises StoreError when the world fails: the text names the key, the operation and the place.
     After a StoreError from `put` or `create` the object is absent, old or complete, never torn;
     which of them is unknown, so read it back before relying on either.
+    `num_ahead` says how many reads are worth having under way at once, 0 for a store that is near.
     """
 
     url: str
     has_create_only: bool
+    num_ahead: int
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         """Replace the object atomically; durable on return.
@@ -122,6 +124,16 @@ def chunks_of(data: Blob | Iterable[Blob]) -> Iterator[memoryview]:
         view = memoryview(part).cast("B")
         if view.nbytes:
             yield view
+
+
+def copied(data: Blob | Iterable[Blob]) -> bytes:
+    """The bytes of `data`, each chunk copied before the next is asked for."""
+    if isinstance(data, bytes):
+        return data
+    joined = bytearray()
+    for chunk in chunks_of(data):
+        joined += chunk
+    return bytes(joined)
 
 
 def _check_text(text: str, what: str) -> None:

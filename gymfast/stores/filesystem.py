@@ -49,6 +49,7 @@ class FileStore:
     """
 
     has_create_only = True
+    num_ahead = 0
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         path = os.fspath(root)

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 
 from gymfast.errors import ConflictError, NotFoundError, StoreError
-from gymfast.stores.base import Blob, check_key, check_prefix, check_range, chunks_of
+from gymfast.stores.base import Blob, check_key, check_prefix, check_range, copied
 
 _named: dict[str, MemoryStore] = {}
 _named_lock = threading.Lock()
@@ -16,6 +16,7 @@ class MemoryStore:
     """Blobs in a dictionary; `limit_bytes` makes it a small disk that can run full."""
 
     has_create_only = True
+    num_ahead = 0
 
     def __init__(self, name: str = "", *, limit_bytes: int | None = None) -> None:
         self.url = f"memory:{name}"
@@ -33,13 +34,13 @@ class MemoryStore:
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         check_key(key)
-        blob = _copy(data)
+        blob = copied(data)
         with self._lock:
             self._insert("put", key, blob)
 
     def create(self, key: str, data: Blob) -> None:
         check_key(key)
-        blob = _copy(data)
+        blob = copied(data)
         with self._lock:
             if key in self._objects:
                 raise ConflictError(f"create '{key}' in {self.url}: it exists already")
@@ -99,13 +100,3 @@ class MemoryStore:
 
     def _used(self) -> int:
         return sum(map(len, self._objects.values()))
-
-
-def _copy(data: Blob | Iterable[Blob]) -> bytes:
-    """The bytes of `data`, each chunk copied before the next is asked for."""
-    if isinstance(data, bytes):
-        return data
-    joined = bytearray()
-    for chunk in chunks_of(data):
-        joined += chunk
-    return bytes(joined)

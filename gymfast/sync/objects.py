@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
 from gymfast.errors import ChecksumError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef
+from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef, StateRecord
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
@@ -130,25 +132,71 @@ def digest_at(store: Store, key: str) -> str:
     return sha.hexdigest()
 
 
-def read_object(store: Store, key: str, ref: ObjectRef) -> Iterator[bytes]:
-    """The bytes of an object, a few MiB at a time; the last piece comes after the check of all.
+def read_frame(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[bytes]:
+    """The bytes of a frame, a few MiB at a time; the last piece of an object comes after its check.
 
-    Raises NotFoundError if it is absent, ChecksumError if its length or digest is not that of the
-    record: nothing of it may be used then.
+    A store that is far away is asked for `store.num_ahead` pieces at once.
+    Raises NotFoundError if an object is absent, ChecksumError if its length or digest is not that
+    of the record: nothing of it may be used then.
     """
-    size = store.size(key)
-    if size != ref.num_bytes:
-        raise ChecksumError(
-            f"'{key}' in {store.url} has {size} bytes, its record says {ref.num_bytes}: the object "
-            f"is damaged; {_WHAT_TO_DO}"
-        )
     sha = hashlib.sha256()
-    for start in range(0, size, _READ_BYTES):
-        piece = store.get_range(key, start, min(_READ_BYTES, size - start))
+    tasks = _tasks(store, keys, record)
+    for task, piece in zip(tasks, _in_order(tasks, store.num_ahead), strict=True):
+        if task.start == 0:
+            sha = hashlib.sha256()
         sha.update(piece)
-        if start + len(piece) == size and sha.hexdigest() != ref.digest:
+        if task.start + len(piece) == task.ref.num_bytes and sha.hexdigest() != task.ref.digest:
             raise ChecksumError(
-                f"'{key}' in {store.url} has SHA-256 {sha.hexdigest()}, its record says "
-                f"{ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
+                f"'{task.key}' in {store.url} has SHA-256 {sha.hexdigest()}, its record says "
+                f"{task.ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
             )
         yield piece
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A piece of an object that is to be read."""
+
+    store: Store
+    key: str
+    ref: ObjectRef
+    start: int
+
+    def read(self) -> bytes:
+        """The piece; for the first one the length of the whole is compared before."""
+        if self.start == 0:
+            size = self.store.size(self.key)
+            if size != self.ref.num_bytes:
+                raise ChecksumError(
+                    f"'{self.key}' in {self.store.url} has {size} bytes, its record says "
+                    f"{self.ref.num_bytes}: the object is damaged; {_WHAT_TO_DO}"
+                )
+        length = min(_READ_BYTES, self.ref.num_bytes - self.start)
+        return self.store.get_range(self.key, self.start, length)
+
+
+def _tasks(store: Store, keys: RunKeys, record: StateRecord) -> list[_Task]:
+    return [
+        _Task(store, keys.object(record.epoch, ref.digest), ref, start)
+        for ref in record.frame.objects
+        for start in range(0, ref.num_bytes, _READ_BYTES)
+    ]
+
+
+def _in_order(tasks: list[_Task], num_ahead: int) -> Iterator[bytes]:
+    """The pieces of all tasks, with so many more under way."""
+    if num_ahead == 0 or len(tasks) == 1:
+        yield from (task.read() for task in tasks)
+        return
+    with ThreadPoolExecutor(num_ahead, "gymfast-read") as pool:
+        waiting: deque[Future[bytes]] = deque()
+        try:
+            for task in tasks:
+                waiting.append(pool.submit(task.read))
+                if len(waiting) > num_ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()

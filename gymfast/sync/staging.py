@@ -20,7 +20,7 @@ from gymfast.sync.budget import require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import StateRecord
-from gymfast.sync.objects import read_object
+from gymfast.sync.objects import read_frame
 
 Advance = Callable[[int, int], None]
 
@@ -150,11 +150,9 @@ class Stager:
         return _Bytes(file=file)
 
     def _pieces(self, record: StateRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
-        for ref in record.frame.objects:
-            key = self._keys.object(record.epoch, ref.digest)
-            for piece in read_object(self._store, key, ref):
-                tick(len(piece))
-                yield piece
+        for piece in read_frame(self._store, self._keys, record):
+            tick(len(piece))
+            yield piece
 
 
 def _check_info(step: Step, info: FrameInfo) -> None:

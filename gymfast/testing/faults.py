@@ -20,6 +20,7 @@ class PassThroughStore:
         self.inner = inner
         self.url = inner.url
         self.has_create_only = inner.has_create_only
+        self.num_ahead = inner.num_ahead
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         self.inner.put(key, data)

@@ -57,7 +57,8 @@ def test_every_example_parses(path: tuple[str, ...], tmp_path, monkeypatch) -> N
     monkeypatch.chdir(tmp_path)
     for name in ("old", "new", "replica", "checkpoint", "result", "run/weight_v000007"):
         (tmp_path / name).mkdir(parents=True)
-    for name in ("old.safetensors", "new.safetensors", "step.gfd", "model.safetensors"):
+    weights = ("old.safetensors", "new.safetensors", "model.safetensors")
+    for name in (*weights, "step.gfd", "relay.key"):
         (tmp_path / name).touch()
     epilog = ALL_COMMANDS[path].epilog or ""
     calls = re.findall(r"^  (?:[A-Z_]+=\S+ )?gymfast (.*)$", epilog, re.MULTILINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_commands import Gymfast
 
-from gymfast.sync.key_file import read_key_file
+from gymfast.key_file import read_key_file
 
 OLD, NEW = "old.safetensors", "new.safetensors"
 

@@ -45,7 +45,8 @@ def test_an_adapter_and_a_delta_are_smaller(gymfast: Gymfast) -> None:
         (("GLM-4.7", *CLUSTERS, "--lora", "0"), "rank is 0"),
         (("GLM-4.7", *CLUSTERS, "--depth", "0"), "depth is 0"),
         (("GLM-4.7", *CLUSTERS, "--bucket-mib", "0"), "bucket_bytes is 0"),
-        (("GLM-4.7", *CLUSTERS, "--nodes-per-engine", "3"), "does not fit 2x8 B200"),
+        (("GLM-4.7", *CLUSTERS, "--nodes-per-engine", "3"), "do not make up 2x8 B200"),
+        (("Qwen3-8B", *CLUSTERS, "--format", "int4"), "Qwen3-8B has none: use bf16 or fp8"),
     ],
 )
 def test_a_plan_that_cannot_be_is_a_usage_error(

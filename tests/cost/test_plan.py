@@ -88,7 +88,7 @@ def test_what_is_no_cluster_is_refused(text: str) -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="an engine of 3 nodes does not fit 2x8 H100"):
+    with pytest.raises(ValueError, match="engines of 3 nodes each do not make up 2x8 H100"):
         job(1, "1x8:H100", "2x8:H100", nodes=3)
     with pytest.raises(ValueError, match="bucket_bytes is 1000"):
         plan(job(1, "1x8:H100", "2x8:H100"), bucket_bytes=1000)

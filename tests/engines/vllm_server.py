@@ -27,24 +27,35 @@ SETTINGS = {
     "HF_HUB_OFFLINE": "1",
     "OMP_NUM_THREADS": "1",
 }
+FOLLOWS_A_RUN = ("--weight-transfer-config", json.dumps({"backend": "gymfast"}))
 
 
 class Server:
     """A server that loaded a checkpoint; it is up once the block is entered."""
 
-    def __init__(self, model: str, log: Path, *, num_ranks: int = 1) -> None:
+    def __init__(
+        self,
+        model: str,
+        log: Path,
+        *,
+        num_ranks: int = 1,
+        dtype: str = "bfloat16",
+        options: tuple[str, ...] = FOLLOWS_A_RUN,
+        settings: dict[str, str] | None = None,
+    ) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.url = f"http://127.0.0.1:{free.getsockname()[1]}"
+        self._settings = SETTINGS | (settings or {})
         self._log, self._plugins = log, log.with_suffix(".plugins")
         host, port = self.url.removeprefix("http://").split(":")
         self._command = [
             # `vllm serve` asks for the version of a package vllm, which the CPU repack is not.
             *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model),
             *("--host", host, "--port", port, "--tokens-only", "--skip-tokenizer-init"),
-            *("--enforce-eager", "--dtype", "bfloat16", "--max-model-len", "128"),
+            *("--enforce-eager", "--dtype", dtype, "--max-model-len", "128"),
             *("--block-size", "32", "--tensor-parallel-size", str(num_ranks)),
-            *("--weight-transfer-config", json.dumps({"backend": "gymfast"})),
+            *options,
         ]
 
     def __enter__(self) -> Server:
@@ -52,7 +63,7 @@ class Server:
             self._process = subprocess.Popen(
                 self._command,
                 cwd=self._log.parent,  # not the checkout: -m would import the gymfast there
-                env=os.environ | SETTINGS | vllm_faults.install(self._plugins),
+                env=os.environ | self._settings | vllm_faults.install(self._plugins),
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -103,13 +114,21 @@ class Server:
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()
 
-    def tokens(self, prompts: list[list[int]]) -> list[list[int]]:
+    def generate(
+        self, prompt: list[int], *, model: str = "", max_tokens: int = 12, **more: Any
+    ) -> tuple[int, Any]:
+        """Status and answer of a greedy request, to an adapter if `model` is its name."""
+        greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+        body = {"token_ids": prompt, "sampling_params": greedy | {"max_tokens": max_tokens}}
+        return self.call(
+            "/inference/v1/generate", body | more | ({"model": model} if model else {})
+        )
+
+    def tokens(self, prompts: list[list[int]], *, model: str = "") -> list[list[int]]:
         """The greedy tokens that follow each prompt, alone."""
-        greedy = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True, "detokenize": False}
         found = []
         for prompt in prompts:
-            body = {"token_ids": prompt, "sampling_params": greedy}
-            status, answer = self.call("/inference/v1/generate", body)
+            status, answer = self.generate(prompt, model=model)
             assert status == 200, answer
             found.append(answer["choices"][0]["token_ids"])
         return found

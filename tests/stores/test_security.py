@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -226,9 +227,9 @@ def test_a_store_address_opens_the_store_it_names(url: str, expected: str) -> No
 @pytest.mark.parametrize(
     ("url", "error", "text"),
     [
-        ("s3://bucket/x", MissingDependencyError, r"'s3:' .* gymfast\[store\]"),
-        ("gs://bucket/x", MissingDependencyError, r"'gs:' .* gymfast\[store\]"),
-        ("modal:volume", MissingDependencyError, r"'modal:' .* gymfast\[modal\]"),
+        ("modal:volume", ValueError, "unknown scheme 'modal:'.*modal-volume://"),
+        ("modal-volume:v", ValueError, "expected modal-volume://NAME/PREFIX"),
+        ("relay:host:1", ValueError, "expected relay://HOST:PORT"),
         ("nfs:host:/x", ValueError, "unknown scheme 'nfs:'; expected memory:NAME, file:/PATH"),
         ("file://host/x", ValueError, r"host name \('host'\)"),
         ("file:", ValueError, "'' is not a path"),
@@ -243,6 +244,20 @@ def test_a_bad_store_address_says_what_is_expected(
     url: object, error: type[Exception], text: str
 ) -> None:
     with pytest.raises(error, match=text):
+        open_store(url)
+
+
+@pytest.mark.parametrize(
+    ("url", "package", "extra"),
+    [("s3://bucket/x", "obstore", "store"), ("modal-volume://v", "modal", "modal")],
+)
+def test_a_store_whose_package_is_missing_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, url: str, package: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        MissingDependencyError, match=rf"{package}: pip install 'gymfast\[{extra}\]'"
+    ):
         open_store(url)
 
 

@@ -87,7 +87,6 @@ def command(
 def _frame_of(log: Log, record: StateRecord) -> FrameInfo:
     """What the frame of a version says, its digests of all tensors among it."""
     from gymfast.delta import inspect
-    from gymfast.sync.objects import read_object
+    from gymfast.sync.objects import read_frame
 
-    keys = ((log.keys.object(record.epoch, ref.digest), ref) for ref in record.frame.objects)
-    return inspect(b"".join(p for key, ref in keys for p in read_object(log.store, key, ref)))
+    return inspect(b"".join(read_frame(log.store, log.keys, record)))

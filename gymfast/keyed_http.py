@@ -1,0 +1,115 @@
+"""An HTTP server that listens on loopback, or asks for a key, and refuses in one form of JSON."""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import json
+import logging
+import socket
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from gymfast.errors import GymfastError
+
+_TIMEOUT_S = 30.0  # for a client that stops in the middle of its request
+_log = logging.getLogger(__name__)
+
+
+class KeyedServer(ThreadingHTTPServer):
+    """Answers each client on a thread of its own.
+
+    With a key only requests with the header `Authorization: Bearer KEY` are answered.
+    """
+
+    def __init__(
+        self, host: str, port: int, handler: type[KeyedHandler], key: bytes | None, danger: str
+    ) -> None:
+        """A server that listens already; port 0 is any free one.
+
+        `danger` says what whoever reaches it may do.
+        Raises ValueError for a host beyond loopback without a key, or a key that no header can
+        carry; GymfastError if the address cannot be had.
+        """
+        self.authorization = None if key is None else bearer(key)
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            if key is None and not ipaddress.ip_address(address[0]).is_loopback:
+                raise ValueError(
+                    f"host {host} is reached from other machines, and whoever reaches it may "
+                    f"{danger}: give a key (--key-file), or listen on 127.0.0.1"
+                )
+            self.address_family = family
+            super().__init__((str(address[0]), port), handler)
+        except OSError as error:
+            raise GymfastError(
+                f"listen on {host} port {port}: {error.strerror or error}: choose another one"
+            ) from error
+
+    @property
+    def address(self) -> str:
+        """Host and port, as a URL has them."""
+        host = str(self.server_address[0])
+        return f"{f'[{host}]' if ':' in host else host}:{self.server_port}"
+
+    def server_bind(self) -> None:
+        """Binds without the look-up of a name that http.server makes."""
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        self.socket.bind(self.server_address)
+        self.server_address = self.socket.getsockname()
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
+        """Logs what ended the answer to a client: its own departure, or a bug."""
+        _log.exception("no answer to %s", client_address)
+
+
+class KeyedHandler(BaseHTTPRequestHandler):
+    """Answers of a KeyedServer; a subclass has the methods do_GET, do_POST and so on."""
+
+    server: KeyedServer
+    timeout = _TIMEOUT_S
+    offer = ""
+
+    def is_authorized(self) -> bool:
+        """True if the request has the key, or none is needed; else it is refused here."""
+        expected = self.server.authorization
+        sent = self.headers.get("Authorization", "").encode("latin-1", "replace")
+        if expected is None or hmac.compare_digest(sent, expected):
+            return True
+        text = "wrong or missing key: send the header 'Authorization: Bearer KEY'"
+        self.reply(HTTPStatus.UNAUTHORIZED, text)
+        return False
+
+    def reply(self, status: HTTPStatus, message: str) -> None:
+        """Sends what became of the request, and ends the connection."""
+        self.close_connection = True
+        body = json.dumps({"success": status is HTTPStatus.OK, "message": message}).encode()
+        self.send_response(status)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Connection", "close")
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses, other methods among it, in our form."""
+        status = HTTPStatus(code)
+        self.reply(status, f"{message or explain or status.phrase}; expected {self.offer}")
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Logs a line of the base class."""
+        _log.debug("%s: %s", self.client_address[0], format % args)
+
+
+def bearer(key: bytes) -> bytes:
+    """The value of the header `Authorization`.
+
+    Raises ValueError for a key that it cannot carry.
+    """
+    if not key.isascii() or not key.decode().isprintable() or b" " in key:
+        raise ValueError(
+            "the key has bytes that no HTTP header carries: use letters, digits and punctuation"
+        )
+    return b"Bearer " + key

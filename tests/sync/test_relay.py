@@ -1,0 +1,274 @@
+"""A relay of a site: one copy over the long way, exact whatever fails."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gymfast.errors import NotFoundError, StoreError
+from gymfast.stores import FileStore, MemoryStore, open_store
+from gymfast.stores.store_server import StoreServer
+from gymfast.sync import LiveTarget, Publisher, Subscriber
+from gymfast.sync.manifest import MAX_OBJECT_BYTES
+from gymfast.sync.relay import PIECE_BYTES, RelayCache, is_lease
+from gymfast.testing.faults import PassThroughStore
+from tests.sync.harness import RUN, assert_same, history, publisher, reader, zeros_like
+
+NUM_READERS = 6
+
+
+class CountingStore(PassThroughStore):
+    """Counts calls and bytes by key; `damage` flips a byte of so many reads of objects."""
+
+    def __init__(self, inner) -> None:
+        super().__init__(inner)
+        self.calls: Counter[tuple[str, str]] = Counter()
+        self.num_bytes: Counter[str] = Counter()
+        self.damage = 0
+        self.is_away = False
+        self.lock = threading.Lock()
+
+    def _count(self, operation: str, key: str, blob: bytes = b"") -> bytes:
+        if self.is_away:
+            raise StoreError("the long way is cut")
+        with self.lock:
+            self.calls[operation, key] += 1
+            self.num_bytes[key] += len(blob)
+            if self.damage and "/objects/" in key and blob:
+                self.damage -= 1
+                return bytes([blob[0] ^ 1]) + blob[1:]
+        return blob
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        return self._count("get", key, self.inner.get(key, max_bytes=max_bytes))
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        return self._count("get_range", key, self.inner.get_range(key, start, length))
+
+    def size(self, key: str) -> int:
+        self._count("size", key)
+        return self.inner.size(key)
+
+    def list(self, prefix: str):
+        self._count("list", prefix)
+        return self.inner.list(prefix)
+
+
+@contextmanager
+def relaying(upstream, **options):
+    relay = RelayCache(upstream, max_bytes=MAX_OBJECT_BYTES, freshness_s=0.05, **options)
+    with StoreServer("127.0.0.1", 0, relay, may_write=is_lease, status=relay.status) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+            relay.close()
+
+
+def pull_all(url: str, state) -> None:
+    """Readers of one site, at once; all end with the state."""
+
+    def pull(_: int) -> None:
+        live = zeros_like(state)
+        with Subscriber(url, RUN, LiveTarget(live)) as subscriber:
+            subscriber.pull()
+        assert_same(live, state)
+
+    with ThreadPoolExecutor(NUM_READERS) as pool:
+        list(pool.map(pull, range(NUM_READERS)))
+
+
+def objects_of(counts: Counter[str]) -> dict[str, int]:
+    return {key: n for key, n in counts.items() if "/objects/" in key}
+
+
+def test_each_object_comes_over_the_long_way_once() -> None:
+    inner = MemoryStore()
+    states = history(4, size=50_000)
+    source = publisher(inner)
+    for state in states:
+        source.publish(state)
+    upstream = CountingStore(inner)
+    with relaying(upstream) as server:
+        pull_all(server.url, states[-1])
+        pull_all(server.url, states[-1])
+        fetched = objects_of(upstream.num_bytes)
+        assert fetched
+        assert all(n == inner.size(key) for key, n in fetched.items())
+        status = open_store(server.url).status()
+    assert status["fetched_bytes"] == sum(upstream.num_bytes.values())
+    assert status["served_bytes"] >= 2 * NUM_READERS * sum(fetched.values())
+
+
+@pytest.mark.ci
+def test_objects_of_many_pieces_are_fetched_once_by_readers_at_any_place() -> None:
+    inner = MemoryStore()
+    blob = np.random.default_rng(0).bytes(3 * PIECE_BYTES + 77)
+    digest = hashlib.sha256(blob).hexdigest()
+    key = f"r/objects/{1:020d}/{digest}"
+    inner.put(key, blob)
+    upstream = CountingStore(inner)
+    with relaying(upstream) as server:
+
+        def read(seed: int) -> None:
+            store, rng = open_store(server.url), np.random.default_rng(seed)
+            for _ in range(20):
+                start = int(rng.integers(0, len(blob)))
+                length = int(rng.integers(0, len(blob) - start))
+                assert store.get_range(key, start, length) == blob[start : start + length]
+
+        with ThreadPoolExecutor(4) as pool:
+            list(pool.map(read, range(4)))
+        with pytest.raises(StoreError, match=f"only {len(blob)} bytes"):
+            open_store(server.url).get_range(key, 5, len(blob))
+    assert upstream.num_bytes[key] == len(blob)
+
+
+@pytest.mark.parametrize("num_damaged", [1, 2])
+def test_bytes_damaged_on_the_long_way_are_fetched_anew(num_damaged: int) -> None:
+    inner = MemoryStore()
+    states = history(2, size=5000)
+    source = publisher(inner)
+    for state in states:
+        source.publish(state)
+    upstream = CountingStore(inner)
+    upstream.damage = num_damaged
+    with relaying(upstream) as server:
+        pull_all(server.url, states[-1])
+    assert upstream.damage == 0
+
+
+def test_a_new_version_is_seen_within_the_freshness_limit_and_polls_are_shared() -> None:
+    inner = MemoryStore()
+    states = history(2)
+    source = publisher(inner)
+    source.publish(states[0])
+    upstream = CountingStore(inner)
+    with relaying(upstream) as server:
+        live = zeros_like(states[0])
+        follower = reader(open_store(server.url), live)
+        follower.pull()
+        upstream.calls.clear()
+
+        def poll(_: int) -> None:
+            with pytest.raises(NotFoundError):
+                open_store(server.url).get(f"{RUN}/log/{9:020d}", max_bytes=100)
+
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(poll, range(64)))
+        assert upstream.calls["get", f"{RUN}/log/{9:020d}"] < 64
+        source.publish(states[1])
+        assert follower.wait(1, timeout_s=60).version == 1
+        assert_same(live, states[1])
+
+
+def test_a_lease_reaches_the_store_and_nothing_else_does() -> None:
+    inner = MemoryStore()
+    source = publisher(inner, keep=1)
+    states = history(3)
+    source.publish(states[0])
+    with relaying(inner) as server:
+        store = open_store(server.url)
+        live = zeros_like(states[0])
+        staged = reader(store, live).fetch()
+        assert any("/readers/" in key for key in inner.list(""))
+        for state in states[1:]:
+            source.publish(state, anchor=True)
+        staged.close()
+        with pytest.raises(StoreError, match="leases of readers only"):
+            Publisher(store, RUN)
+
+
+def test_a_tree_of_relays_is_exact_and_each_fetches_once() -> None:
+    inner = MemoryStore()
+    states = history(3, size=20_000)
+    source = publisher(inner)
+    for state in states:
+        source.publish(state)
+    upstream = CountingStore(inner)
+    with relaying(upstream) as far, relaying(open_store(far.url)) as near:
+        pull_all(near.url, states[-1])
+    assert all(n == inner.size(key) for key, n in objects_of(upstream.num_bytes).items())
+
+
+def test_a_relay_whose_long_way_is_cut_says_so_and_is_exact_afterwards() -> None:
+    inner = MemoryStore()
+    states = history(2)
+    source = publisher(inner)
+    source.publish(states[0])
+    upstream = CountingStore(inner)
+    with relaying(upstream) as server:
+        live = zeros_like(states[0])
+        follower = reader(open_store(server.url), live)
+        follower.pull()
+        upstream.is_away = True
+        time.sleep(0.1)
+        with pytest.raises(StoreError, match="the long way is cut"):
+            follower.pull()
+        assert_same(live, states[0])
+        upstream.is_away = False
+        source.publish(states[1])
+        assert follower.wait(1, timeout_s=60).version == 1
+        assert_same(live, states[1])
+
+
+def test_R69_objects_let_go_while_they_are_read_stay_whole() -> None:
+    inner = MemoryStore()
+    keys = []
+    for index in range(600):
+        blob = index.to_bytes(4, "little") * 1000
+        keys.append(f"r/objects/{1:020d}/{__import__('hashlib').sha256(blob).hexdigest()}")
+        inner.put(keys[-1], blob)
+    relay = RelayCache(inner, max_bytes=MAX_OBJECT_BYTES)
+
+    def read(seed: int) -> None:
+        for index in np.random.default_rng(seed).integers(0, 600, 1500):
+            assert relay.get(keys[index], max_bytes=4000) == inner.get(keys[index], max_bytes=4000)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(read, range(4)))
+    assert relay.status()["kept_objects"] <= 512
+    relay.close()
+
+
+@contextmanager
+def relay_process(store: Path, port: int = 0):
+    command = [sys.executable, "-m", "gymfast", "relay", str(store), "--port", str(port), "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())["url"]
+        finally:
+            process.kill()
+
+
+def test_readers_go_on_when_their_relay_is_killed(tmp_path: Path) -> None:
+    states = history(6, size=20_000)
+    source = publisher(FileStore(tmp_path / "store"))
+    live = zeros_like(states[0])
+    with relay_process(tmp_path / "store") as (process, url):
+        follower = Subscriber(f"{url},{tmp_path / 'store'}", RUN, LiveTarget(live))
+        for version, state in enumerate(states):
+            source.publish(state)
+            if version == 3:
+                os.kill(process.pid, signal.SIGKILL)
+                process.wait()
+            assert follower.wait(version, timeout_s=60).version == version
+            assert_same(live, state)
+    assert not [p for p in tmp_path.rglob("*") if "relay" in p.name]
