@@ -49,6 +49,7 @@ LAST = {
 }
 TENSORS = FIRST | LAST
 BUFFER_BYTES = 30_000
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 PLACES = {
     1: [Place(0, 0)],
     2: [Place(0, 0), Place(1, 0)],
@@ -72,6 +73,8 @@ class Script:
     quantization: dict[str, Any] | None = None
     sizes: list[int] = field(default_factory=list)  # elements of other tensors instead
     buffer_bytes: int = BUFFER_BYTES
+    framework: str = "slime"
+    is_lora: bool = False
 
 
 def weights_at(step: int) -> dict[str, torch.Tensor]:
@@ -182,11 +185,55 @@ class Handle:
         return ask(self._address, "post_process_weights", fields)
 
 
+class MilesHandle(Handle):
+    """Those of miles's SGLangEngine that are others."""
+
+    def get_topology_info(self):
+        return {"url": self.get_url()}
+
+    def pause_generation(self, mode="retract"):
+        ask(self._address, "pause_generation", {"mode": mode})
+
+    def begin_weight_update(self, selector="all"):
+        return self._make_request("begin_weight_update", {"selector": selector})
+
+    def end_weight_update(self):
+        return self._make_request("end_weight_update", {})
+
+    def update_weight_version(self, weight_version):
+        return self._make_request("update_weight_version", {"new_version": weight_version})
+
+    def update_weights_from_distributed(
+        self,
+        names,
+        dtypes,
+        shapes,
+        group_name,
+        flush_cache=False,
+        weight_version=None,
+        selector="all",
+    ):
+        fields = {
+            "names": names,
+            "dtypes": [str(dtype).replace("torch.", "") for dtype in dtypes],
+            "shapes": shapes,
+            "group_name": group_name,
+            "flush_cache": flush_cache,
+            "selector": selector,
+        }
+        if weight_version is not None:
+            fields["weight_version"] = weight_version
+        return self._make_request("update_weights_from_distributed", fields)
+
+    def _make_request(self, endpoint, payload=None):
+        return ask(self._address, endpoint, payload or {})
+
+
 class Actor:
     """A handle as Ray has it: calls go one after the other, in a process that is not ours."""
 
-    def __init__(self, address: str) -> None:
-        self._handle, self._thread = Handle(address), ThreadPoolExecutor(1)
+    def __init__(self, handle: Handle) -> None:
+        self._handle, self._thread = handle, ThreadPoolExecutor(1)
 
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._handle, name)
@@ -237,12 +284,14 @@ class Run:
     def __init__(self, script: Script, rank: int) -> None:
         self.script, self.rank = script, rank
         place = PLACES[script.num_ranks][rank]
-        slime_stubs.install("slime", script.source or slime_stubs.STAND_IN, place)
+        framework = script.framework
+        slime_stubs.install(framework, script.source or slime_stubs.STAND_IN, place)
         self.chunk = Chunk(script.stages[place.stage], script.sizes)
-        self.actors = {name: Actor(address) for name, address in script.engines.items()}
+        kind = Handle if framework == "slime" else MilesHandle
+        self.actors = {name: Actor(kind(address)) for name, address in script.engines.items()}
         self.notes: list[dict[str, Any]] = []
         self.connected: list[str] = []
-        importlib.import_module("slime.utils.distributed_utils").init_gloo_group()
+        importlib.import_module(f"{framework}.utils.distributed_utils").init_gloo_group()
         self.args = Namespace(
             update_weight_mode="full",
             update_weight_transport="nccl",
@@ -252,16 +301,18 @@ class Run:
             num_experts=2,
             rollout_num_gpus_per_engine=1,
             distributed_timeout_minutes=10,
-            **script.options,
+            update_weight_transfer_mode="broadcast",
+            **{"pause_generation_mode": "retract"} | script.options,
         )
         if script.is_gymfast:
-            importlib.import_module("gymfast.integrations.slime").install(self.args)
+            importlib.import_module(f"gymfast.integrations.{framework}").install(self.args)
         # As the actor does: the class is looked up in its module only now.
-        actor = importlib.import_module("slime.backends.megatron_utils.actor")
+        actor = importlib.import_module(f"{framework}.backends.megatron_utils.actor")
         self.updater = actor.pick(self.args)(
             *(self.args, [self.chunk], dict),
             model_name="test",
             quantization_config=script.quantization,
+            **({} if framework == "slime" else {"is_lora": script.is_lora}),
         )
 
     def connect(self, names: str) -> None:
@@ -288,9 +339,27 @@ class Run:
 
     def tell(self, engine: str, version: str) -> None:
         """The version of SGLang that an engine says it is."""
+        self.set(engine, {"server_version": version})
+
+    def set(self, engine: str, fields: dict[str, Any]) -> None:
+        """What an engine is from here on."""
         if self.rank == 0:
-            ask(self.script.engines[engine], "test", {"server_version": version})
+            ask(self.script.engines[engine], "test", fields)
         dist.barrier()
+
+    def change(self, share: float, seed: int) -> None:
+        """A step that changes some elements of each tensor by one step of their type."""
+        for number, parameter in enumerate(self.chunk.parameters.values()):
+            values = np.random.default_rng([seed, number]).random(parameter.shape)
+            bits = parameter.data.view(BITS[parameter.dtype.itemsize])
+            bits += torch.from_numpy(np.asarray(values < share)).to(bits.dtype)
+
+    def _truth(self) -> dict[str, str]:
+        """What the engines should hold, of all ranks; all take part."""
+        own = {name: digest(p.data) for name, p in self.chunk.parameters.items()}
+        rows: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(rows, own)
+        return {name: one for row in rows for name, one in row.items()}
 
     def break_gathering(self, rank: int) -> None:
         """The first look at the parameters of this rank fails."""
@@ -325,6 +394,7 @@ class Run:
             return
         note = {"error": error, "seconds": seconds, "version": self.updater.weight_version}
         note["metrics"] = self.updater.pop_metrics()
+        note["truth"] = self._truth()
         if self.rank == 0:
             note["engines"] = {name: self._see(name) for name in self.connected}
         self.notes.append(note)

@@ -82,6 +82,8 @@ def install(framework: str, source: Path, place: Place) -> None:
     if source == STAND_IN:
         for name in ("slime", "miles"):
             _module(f"{name}.utils.misc", load_function=_load_function)
+        updates = "miles.backends.megatron_utils.update_weight"
+        _module(f"{updates}.common", weight_update_selector=lambda args: "all")
         return
     _module("tqdm", tqdm=_Bar)
     _module("httpx", AsyncClient=object)
@@ -96,6 +98,7 @@ def install(framework: str, source: Path, place: Place) -> None:
         _install_actor(utils)
     else:
         _install_for_miles(place, own)
+        _install_miles_actor(utils)
 
 
 def _install_megatron(place: Place, own: Any) -> None:
@@ -142,12 +145,35 @@ def _install_actor(utils: Path) -> None:
 def _install_for_miles(place: Place, own: Any) -> None:
     alone = SimpleNamespace(rank=0, size=1, group=own)
     replicas = SimpleNamespace(rank=place.replica, size=2, group=None)
-    state = SimpleNamespace(intra_dp_cp=replicas, tp=alone, ep=alone, etp=alone)
+    stage = SimpleNamespace(rank=place.stage)
+    state = SimpleNamespace(intra_dp_cp=replicas, tp=alone, ep=alone, etp=alone, pp=stage)
     _package("miles.backends.training_utils")
     _module("miles.backends.training_utils.parallel", get_parallel_state=lambda: state)
     _module("miles.utils.ft_utils.process_group_utils", GeneralPGUtil=object)
     _module("miles.utils.logging_utils", configure_logger_raw=None)
     torch.cuda.current_device = lambda: "cpu"
+
+
+def _install_miles_actor(utils: Path) -> None:
+    """miles's actor module, with its own lines that pick an updater as the function `pick`."""
+    text = (utils / "actor.py").read_text()
+    package = "miles.backends.megatron_utils"
+    actor = _module(f"{package}.actor", __package__=package)
+    actor.UpdateWeightFromTensor = actor.UpdateWeightP2P = type("Other", (), {})
+    helpers = importlib.import_module("miles.utils.distributed_utils")
+    make = helpers.init_process_group
+    helpers.init_process_group = lambda **options: make(**options | {"backend": "gloo"})
+    imported = (
+        "from .update_weight.update_weight_from_distributed.broadcast "
+        "import UpdateWeightFromDistributed"
+    )
+    assert imported in text.splitlines()
+    exec(imported, actor.__dict__)
+    begin = text.index("        if self.args.colocate:\n            update_weight_cls")
+    lines = text[begin : text.index("        self.weight_updater = update_weight_cls(")]
+    function = f"class Actor:\n    def pick(self):\n{lines}        return update_weight_cls\n"
+    exec(compile(function, str(utils / "actor.py"), "exec"), actor.__dict__)
+    actor.pick = lambda args: actor.Actor.pick(SimpleNamespace(args=args))
 
 
 def _load_function(path: str) -> Any:

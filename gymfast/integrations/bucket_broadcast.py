@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,7 @@ class EngineGroup:
     handles: Sequence[Any]
     lock: Any
     ray: Any
+    call: Callable[[Any, str, Bucket, str | None], Any]  # handle, name, bucket, weight version
     process_group: Any = None
 
     def drop(self) -> None:
@@ -85,17 +86,7 @@ class BucketBroadcast:
         import torch.distributed as dist
 
         group, deadline = self._group, Deadline(self._timeout_s)
-        calls = [
-            getattr(handle, METHOD).remote(
-                names=bucket.names,
-                dtypes=bucket.dtypes,
-                shapes=bucket.shapes,
-                group_name=group.name,
-                weight_version=weight_version,
-                load_format=bucket.load_format,
-            )
-            for handle in group.handles
-        ]
+        calls = [group.call(handle, group.name, bucket, weight_version) for handle in group.handles]
         answers = Answers(METHOD, calls, group.ray)
         works: list[Any] = []
         try:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,10 +15,11 @@ Chunk = list[tuple[str, Any]]
 
 
 class BucketPipe:
-    """Sends buckets in a thread of its own, in their order; the newest one is held back.
+    """Sends buckets in a thread of its own, in their order; the newest one may be held back.
 
-    Only who knows that nothing follows can send the last one, which carries the version. After a
-    failure chunks are dropped, so that the gathering, in which other ranks take part, goes on.
+    Only who knows that nothing follows can send the last one, where it carries the version. A chunk
+    is never split: what SGLang fuses may have to be loaded by one call. After a failure chunks are
+    dropped, so that the gathering, in which other ranks take part, goes on.
     """
 
     def __init__(
@@ -29,21 +31,23 @@ class BucketPipe:
         self._held: Bucket | None = None
         self._failure: Exception | None = None
         self.phases = Phases()
+        self.holds_back = True
 
     @property
     def is_holding(self) -> bool:
         """True if there is a last bucket."""
         return self._held is not None
 
-    def watch(self, chunks: Iterable[Chunk]) -> Iterator[Chunk]:
-        """The chunks, with the time that they take to come."""
-        iterator = iter(chunks)
-        while True:
-            with self.phases("gather"):
-                chunk = next(iterator, None)
-            if chunk is None:
-                return
-            yield chunk
+    def gather(self, walk: Callable[[Callable[[Chunk], None]], None]) -> None:
+        """Takes the chunks of a walk over the weights; what it takes to make them is timed."""
+        seconds = self.phases.seconds
+        start_s, before_s = time.perf_counter(), sum(seconds.values())
+        try:
+            walk(self.put)
+        finally:
+            inside_s = sum(seconds.values()) - before_s
+            passed_s = time.perf_counter() - start_s - inside_s
+            seconds["gather"] = seconds.get("gather", 0.0) + passed_s
 
     def put(self, chunk: Chunk) -> None:
         """Takes a chunk over, and empties it."""
@@ -52,7 +56,11 @@ class BucketPipe:
             if held is not None:
                 self._start(held, None)
             with self.phases("pack"):
-                self._held = self._pack(chunk)
+                bucket = self._pack(chunk)
+            if self.holds_back:
+                self._held = bucket
+            else:
+                self._start(bucket, None)
         chunk.clear()
 
     def settle(self) -> None:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gymfast.delta import inspect
 from gymfast.errors import ChainError, FormatError
 from gymfast.integrations.canonical import CanonicalCopy
-from gymfast.integrations.engine_ranks import error_of, first_of, text_of, texts_of_all
+from gymfast.integrations.engine_ranks import error_of, first_of, text_of
 from gymfast.integrations.rebind import require_class
+from gymfast.integrations.sglang_hooks import ModelHooks
 from gymfast.integrations.sglang_local import LocalCheckpoint
-from gymfast.integrations.sglang_messages import STATUS, Piece, Status, Update, to_numbers, unpack
-from gymfast.integrations.sglang_model import LiveModel, Loaded, Source
+from gymfast.integrations.sglang_messages import Part, PartFrame, Piece, Status, Update, unpack
+from gymfast.integrations.sglang_model import LiveModel, Loaded, Source, of_all_ranks
+from gymfast.integrations.sglang_parts import PartsCopy
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
 from gymfast.sync.chain import EMPTY_ROOT
 
@@ -52,7 +55,7 @@ def check_api() -> None:
 
 
 class Loader:
-    """Loads what changed of the checkpoint of one model: of a copy in CPU memory, or of files.
+    """Loads what changed of the checkpoint of one model: of copies in CPU memory, or of files.
 
     Once a load has failed, deltas are refused until all tensors were loaded. Not thread-safe.
     """
@@ -63,16 +66,10 @@ class Loader:
         self._model = LiveModel(model)
         self._copy = CanonicalCopy()
         self._local = LocalCheckpoint()
+        self._parts = PartsCopy()
         self._follows: InitRequest | None = None
         self._pieces = bytearray()
-        answer_of_model = getattr(model, "get_weights_by_name", None)
-
-        def answer(name: str, *arguments: Any, **options: Any) -> Any:
-            if name == STATUS:
-                return to_numbers(self.status)
-            return answer_of_model and answer_of_model(name, *arguments, **options)
-
-        model.get_weights_by_name = answer
+        self._hooks = ModelHooks(model, self.receive, self._somebody_loads, lambda: self.status)
 
     def receive(self, named_tensors: Sequence[tuple[str, Any]]) -> None:
         """Carries one message out and notes the status."""
@@ -86,8 +83,15 @@ class Loader:
         action = record.action
         if isinstance(action, Piece):
             error_of(lambda: self._keep(action.offset, piece))  # the update finds too few bytes
+        elif isinstance(action, Part | PartFrame):
+            self.status = Status(record.update_id)  # until all parts are there
+            take = partial(self._parts.take, record.update_id, action, piece, named_tensors)
+            failure = error_of(lambda: self._hooks.load_weights(take()))
+            self._parts.failure = self._parts.failure or text_of(failure)
         elif isinstance(action, Update):
             self._update(record.update_id, action)
+        elif not self.status.update_id:  # a greeting is understood, unlike what came before
+            self.status = Status("")
 
     def _keep(self, offset: int, piece: bytes) -> None:
         if offset == 0:
@@ -96,32 +100,48 @@ class Loader:
             raise FormatError(f"a piece at {offset} came when {len(self._pieces)} bytes were here")
         self._pieces += piece
 
+    def _somebody_loads(self) -> None:
+        if not self._parts.is_empty:
+            self._parts.clear()
+            self.status = Status("")
+
     def _update(self, update_id: str, update: Update) -> None:
         """Two steps, each ended by all ranks together: if one cannot follow, none loads."""
-        is_local, loaded = update.local is not None, Loaded()
-
-        def source() -> Source:
-            return self._local if is_local else self._copy
+        parts, loaded = update.parts, Loaded()
 
         def load_model() -> None:
             nonlocal loaded
-            loaded = self._model.load(source(), is_full=update.is_full)
+            with self._hooks.off():
+                if parts is not None and parts.are_loaded:
+                    loaded = self._model.adopt(self._parts)
+                else:
+                    loaded = self._model.load(self._source(update), is_full=update.is_full)
 
-        errors = _of_all_ranks(text_of(error_of(lambda: self._stage(update))))
+        errors = of_all_ranks(text_of(error_of(lambda: self._stage(update))))
         if not any(errors):
-            errors = _of_all_ranks(text_of(error_of(load_model)))
+            errors = of_all_ranks(text_of(error_of(load_model)))
             if any(errors):
                 self._model.flag(f"an update failed while it was loaded: {first_of(errors)}")
             else:
                 self._model.unflag()
         else:
-            self._refuse(errors, is_restored=update.is_restored, has_copy=not is_local)
-        is_flagged = bool(self._model.failure)
+            has_copy = update.local is None and parts is None
+            self._refuse(errors, is_restored=update.is_restored, has_copy=has_copy)
         self.status = Status(
-            update_id, first_of(errors), is_flagged, source().root, **asdict(loaded)
+            update_id,
+            first_of(errors),
+            bool(self._model.failure),
+            self._source(update).root,
+            parts.version if parts is not None and not any(errors) else "",
+            **asdict(loaded),
         )
         self._pieces.clear()
         self._local.close()
+
+    def _source(self, update: Update) -> Source:
+        if update.parts is not None:
+            return self._parts
+        return self._copy if update.local is None else self._local
 
     def _refuse(self, errors: Sequence[str], *, is_restored: bool, has_copy: bool = True) -> None:
         """Flags the model if it cannot go on as before; the errors are why nothing is loaded.
@@ -135,16 +155,24 @@ class Loader:
 
     def _stage(self, update: Update) -> None:
         """Gets the new state ready to be loaded; the model is untouched."""
+        if update.parts is None:
+            self._parts.clear()
+        else:
+            self._parts.require(update.parts)
+            if update.parts.are_loaded:
+                return
         if self._model.packing and not update.is_restored:
             raise ChainError(
                 f"{self._model.packing} may have packed the weights, and this SGLang cannot unpack "
                 "them: use a version with /begin_weight_update"
             )
         if update.local is None:
-            self._stage_copy(update)
             self._local.forget()
+        if update.local is None and update.parts is None:
+            self._stage_copy(update)
             return
-        self._local.open(update.local)
+        if update.local is not None:
+            self._local.open(update.local)
         if self._follows is not None or self._copy.names:
             self._copy.close()
             self._copy, self._follows = CanonicalCopy(), None
@@ -167,12 +195,3 @@ class Loader:
             self._copy.close()
             self._copy, self._follows = copy, update.follow
         UpdateRequest(version=update.version, frame=frame).carry_out(self._copy)
-
-
-def _of_all_ranks(error: str) -> list[str]:
-    """The errors of all ranks that share the model; each gives its own, at the same point."""
-    try:
-        from sglang.srt.distributed import get_tp_group
-    except ImportError as missing:
-        return [f"this SGLang is not known, gymfast knows 0.5.12 to 0.5.23: {missing}"]
-    return texts_of_all(error, [get_tp_group()])

@@ -18,6 +18,7 @@ from gymfast.integrations.sglang_messages import (
     STATUS,
     Confirm,
     LocalVersion,
+    Parts,
     Piece,
     Status,
     Update,
@@ -112,6 +113,20 @@ class SGLangClient:
         """
         update_id, update = secrets.token_hex(8), Update(local=version)
         finish = _Finish(session.end, str(version.number), flush_cache)
+        return self._carry_out(session, update_id, update, finish)
+
+    def greet(self, session: Session) -> None:
+        """Has the loader there stand by for parts. Raises ChannelError."""
+        session.send(pack(secrets.token_hex(8), Confirm()))
+
+    def load_parts(self, session: Session, parts: Parts) -> Status:
+        """What the engine did with parts that it has got, all of them; flushes no cache.
+
+        The caller has paused the server and begun the session, and ends both. Raises what
+        `load_local` raises.
+        """
+        update_id, update = secrets.token_hex(8), Update(parts=parts)
+        finish = _Finish(lambda: None, parts.version, flush_cache=False)
         return self._carry_out(session, update_id, update, finish)
 
     def status(self) -> Status:

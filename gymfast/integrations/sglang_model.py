@@ -9,7 +9,9 @@ from typing import Any, Protocol
 
 from gymfast.errors import ChainError, CoverageError, GymfastError
 from gymfast.integrations.canonical import CanonicalCopy
+from gymfast.integrations.engine_ranks import texts_of_all
 from gymfast.integrations.live_model import Sample, moved, sample_of
+from gymfast.integrations.sglang_parts import PartsCopy
 
 # Methods whose live bytes are those of the checkpoint. Others may pack modules when an update ends,
 # also those that it did not load.
@@ -98,6 +100,13 @@ class LiveModel:
         _log.info("state %s is live: %d tensors loaded", source.root[:16], len(chosen))
         return Loaded(len(names), len(changed), len(chosen))
 
+    def adopt(self, source: Source) -> Loaded:
+        """The tensors of this source were loaded by SGLang itself, all of them."""
+        self._sample, self._names = sample_of(self._model), source.names
+        source.mark_loaded()
+        _log.info("state %s is live, loaded as it came", source.root[:16])
+        return Loaded(len(self._names), len(self._names), len(self._names))
+
     def flag(self, failure: str) -> None:
         """From here on the model refuses to run."""
         if not self.failure:
@@ -121,7 +130,7 @@ class LiveModel:
         import torch
 
         is_cpu = next(self._model.parameters()).device.type == "cpu"
-        may_change = is_cpu and isinstance(source, CanonicalCopy)
+        may_change = is_cpu and isinstance(source, CanonicalCopy | PartsCopy)
         for name, tensor in source.tensors(names, torch.empty(0)):
             yield name, tensor.clone() if may_change else tensor  # a loader may keep what it gets
 
@@ -134,6 +143,15 @@ class LiveModel:
                 f"{len(missing)} parameters got no tensor: {missing[:3]}; send all tensors of the "
                 "checkpoint"
             )
+
+
+def of_all_ranks(error: str) -> list[str]:
+    """The errors of all ranks that share the model; each gives its own, at the same point."""
+    try:
+        from sglang.srt.distributed import get_tp_group
+    except ImportError as missing:
+        return [f"this SGLang is not known, gymfast knows 0.5.12 to 0.5.23: {missing}"]
+    return texts_of_all(error, [get_tp_group()])
 
 
 def fused_names(names: Iterable[str], changed: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gymfast.errors import GymfastError
-from gymfast.integrations import slime_broadcast
+from gymfast.integrations import broadcast_updater, slime_broadcast
 from gymfast.integrations.disk_delta_updater import Framework, check_options, derive_updater
 from gymfast.integrations.engine_loads import Address
 from gymfast.integrations.patience import Patience
@@ -65,8 +65,8 @@ def install(args: Any) -> None:
         check_options(args)
         replace_class(_MODULE, _CLASS, EXPECTED, make_updater)
         return
-    check_options(args, slime_broadcast.OPTIONS)
-    slime_broadcast.check_values(args)
+    check_options(args, broadcast_updater.OPTIONS)
+    broadcast_updater.check_values(args)
     reason = "--colocate is set" if args.colocate else None
     if args.update_weight_transport != "nccl":
         reason = f"--update-weight-transport is {args.update_weight_transport}"
@@ -82,7 +82,7 @@ def install(args: Any) -> None:
         _ACTOR,
         "UpdateWeightFromDistributed",
         EXPECTED_DISTRIBUTED,
-        slime_broadcast.derive_broadcast_updater,
+        slime_broadcast.make_broadcast_updater,
     )
 
 

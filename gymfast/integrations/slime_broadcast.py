@@ -1,100 +1,82 @@
-"""slime's updater over process groups, with flat buckets, overlap and deadlines."""
+"""slime's updater over process groups, with flat buckets, deltas, overlap and deadlines."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
-from gymfast.integrations.bucket_broadcast import EngineGroup
-from gymfast.integrations.bucket_sync import BucketSync, Trainer
-from gymfast.integrations.ranks import Ranks
-from gymfast.integrations.slime_groups import EngineLink
+from gymfast.integrations.broadcast_updater import (
+    BroadcastFramework,
+    derive_broadcast_updater,
+    timeout_s,
+    urls_of,
+)
+from gymfast.integrations.bucket_sync import Trainer, Walk
+from gymfast.integrations.engine_loads import Address
+from gymfast.integrations.flat_bucket import Bucket
 
-OPTIONS = ("gymfast_timeout_s", "gymfast_flat_buckets")
-"""What the file of --custom-config-path may set."""
-
-
-def check_values(args: Any) -> None:
-    """Raises ValueError for a value of an option that makes no sense."""
-    timeout_s = _timeout_s(args)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
-        raise ValueError(f"gymfast_timeout_s is {timeout_s!r}, expected seconds above 0")
-    flat = getattr(args, "gymfast_flat_buckets", None)
-    if flat not in (None, True, False):
-        raise ValueError(f"gymfast_flat_buckets is {flat!r}, expected true or false, or nothing")
+_ADDRESS = Address("get_url")
 
 
-def derive_broadcast_updater(base: Any) -> type:
-    """A class with the interface of slime's, derived from it: gathering and conversion are its."""
+def make_broadcast_updater(base: Any) -> type:
+    """The updater, derived from slime's."""
+    from slime.utils import accelerator
+    from slime.utils.distributed_utils import get_gloo_group, init_process_group
+    from slime.utils.http_utils import _wrap_ipv6
+
+    framework = BroadcastFramework(
+        gloo_group=get_gloo_group,
+        address=_ADDRESS,
+        trainer=_trainer,
+        group_name=_group_name,
+        init_process_group=init_process_group,
+        backend=accelerator.weight_update_backend,
+        wrap_host=_wrap_ipv6,
+        call=_call,
+    )
+    return derive_broadcast_updater(base, framework)
+
+
+def _trainer(updater: Any) -> Trainer:
     import ray
-    import torch
-    import torch.distributed as dist
-    from slime.utils.distributed_utils import get_gloo_group
 
+    args, config = updater.args, updater.quantization_config or {}
+    is_packed = config.get("quant_method") == "compressed-tensors"
+    has_delta = not is_packed and getattr(args, "gymfast_delta", None) is not False
+    return Trainer(
+        walks=[_walk(updater, n) for n in ("_iter_non_expert_chunks", "_iter_expert_chunks")],
+        is_packed=is_packed,
+        timeout_s=timeout_s(args),
+        urls=(lambda: urls_of(updater, _ADDRESS, ray)) if has_delta else None,
+    )
+
+
+def _walk(updater: Any, name: str) -> Walk:
+    def walk(take: Callable[[list[tuple[str, Any]]], None]) -> None:
+        for chunk in getattr(updater, name)():
+            updater._on_chunk(chunk)
+            take(chunk)
+
+    return walk
+
+
+def _group_name(updater: Any) -> str | None:
     mpu = importlib.import_module("megatron.core").mpu
-
-    def gather(value: Any) -> list[Any]:
-        values: list[Any] = [None] * dist.get_world_size()
-        dist.all_gather_object(values, value, group=get_gloo_group())
-        return values
-
-    class GymfastBroadcast(base):  # type: ignore[misc]
-        """slime's distributed updater with the sending side of gymfast."""
-
-        weight_version: int
-
-        def __init__(self, args: Any, model: Any, weights_getter: Any, **options: Any) -> None:
-            super().__init__(args, model, weights_getter, **options)
-            config = self.quantization_config or {}
-            trainer = Trainer(
-                passes=lambda: (self._iter_non_expert_chunks(), self._iter_expert_chunks()),
-                on_chunk=self._on_chunk,
-                is_packed=config.get("quant_method") == "compressed-tensors",
-                timeout_s=_timeout_s(args),
-            )
-            self._sync = BucketSync(Ranks(dist.get_rank(), gather), trainer, ray)
-
-        def connect_rollout_engines(
-            self,
-            rollout_engines: Sequence[Any],
-            rollout_engine_lock: Any,
-            engine_gpu_counts: Sequence[int] | None = None,
-            engine_gpu_offsets: Sequence[int] | None = None,  # noqa: ARG002 - of slime
-            engine_parallel_configs: Sequence[Any] | None = None,  # noqa: ARG002 - of slime
-        ) -> None:
-            """Makes the groups, one pipeline stage after the other."""
-            self.rollout_engines, self.rollout_engine_lock = rollout_engines, rollout_engine_lock
-            self._is_pp_src_rank = (
-                mpu.get_data_parallel_rank(with_context_parallel=True) == 0
-                and mpu.get_tensor_model_parallel_rank() == 0
-            )
-            link = None
-            if self._is_pp_src_rank:
-                self._group_name = f"slime-pp_{mpu.get_pipeline_model_parallel_rank()}"
-                one = [self.args.rollout_num_gpus_per_engine]
-                link = EngineLink(
-                    EngineGroup(self._group_name, rollout_engines, rollout_engine_lock, ray),
-                    gpu_counts=engine_gpu_counts or one * len(rollout_engines),
-                    is_flat=getattr(self.args, "gymfast_flat_buckets", None),
-                )
-            self._sync.connect(rollout_engines, link)
-
-        def disconnect_rollout_engines(self) -> None:
-            """Leaves the groups; engines that do not answer are left to their own time-out."""
-            self._sync.disconnect()
-
-        @torch.no_grad()  # type: ignore[untyped-decorator]
-        def update_weights(self) -> None:
-            """The next version on all engines, or an error on all ranks; engines generate again."""
-            self._sync.update(self.weight_version + 1)
-            self.weight_version += 1
-            self.update_weight_metrics = self._sync.metrics()
-
-    return GymfastBroadcast
+    updater._is_pp_src_rank = (
+        mpu.get_data_parallel_rank(with_context_parallel=True) == 0
+        and mpu.get_tensor_model_parallel_rank() == 0
+    )
+    stage = mpu.get_pipeline_model_parallel_rank()
+    return f"slime-pp_{stage}" if updater._is_pp_src_rank else None
 
 
-def _timeout_s(args: Any) -> Any:
-    """Seconds that a bucket may take: the option, or slime's --distributed-timeout-minutes."""
-    given = getattr(args, "gymfast_timeout_s", None)
-    return 60 * args.distributed_timeout_minutes if given is None else given
+def _call(updater: Any, handle: Any, name: str, bucket: Bucket, weight_version: str | None) -> Any:  # noqa: ARG001 - for miles
+    return handle.update_weights_from_distributed.remote(
+        names=bucket.names,
+        dtypes=bucket.dtypes,
+        shapes=bucket.shapes,
+        group_name=name,
+        weight_version=weight_version,
+        load_format=bucket.load_format,
+    )

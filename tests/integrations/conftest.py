@@ -10,6 +10,7 @@ import pytest
 from integrations.fake_engine import FakeEngine
 from integrations.fake_run import FakeRun, Start
 from integrations.sglang_real import unpack_wheel
+from slime_group_run import engines
 
 
 @pytest.fixture(scope="session")
@@ -17,6 +18,14 @@ def sglang_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that holds `sglang/srt`: that of GYMFAST_SGLANG_SOURCE, or from the wheel."""
     given = os.environ.get("GYMFAST_SGLANG_SOURCE")
     return Path(given) if given else unpack_wheel(tmp_path_factory.mktemp("sglang"))
+
+
+@pytest.fixture(scope="session")
+def group_engines() -> Iterator[dict[str, str]]:
+    """Addresses of engines "a" to "c" in processes, which updaters over process groups reach."""
+    given = os.environ.get("GYMFAST_SGLANG_SOURCE")
+    with engines("abc", Path(given) if given else None) as addresses:
+        yield addresses
 
 
 @pytest.fixture(scope="session")

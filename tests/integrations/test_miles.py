@@ -56,7 +56,7 @@ def test_failures_and_copies_are_handled_as_for_slime(tmp_path: Path) -> None:
 
 
 def test_other_modes_are_refused() -> None:
-    with pytest.raises(ValueError, match="--update-weight-transfer-mode is p2p"):
+    with pytest.raises(ValueError, match="without --colocate; it is p2p: leave"):
         install(Namespace(update_weight_transfer_mode="p2p"))
 
 

@@ -274,17 +274,17 @@ def test_a_parameter_that_moves_flags_the_engine(engine: Engine) -> None:
 @pytest.mark.parametrize(
     ("named", "sentence"),
     [
-        ([("w", torch.zeros(3, dtype=torch.bfloat16))], "'w' is no flat uint8 tensor"),
+        ([("w", torch.zeros(3, dtype=torch.bfloat16))], "messages of gymfast, no weights"),
         ([("w", torch.zeros(3, dtype=torch.uint8))], "messages of gymfast, no weights"),
         ([(RECORD, "text")], "no flat uint8 tensor"),
         ([(RECORD, b"{}")], "no _Protocol"),
-        ([(RECORD, b'{"protocol": 1}')], "the trainer speaks protocol 1, this engine 2"),
-        ([(RECORD, b'{"protocol": 2, "update_id": "", "action": {"type": "x"}}')], "no Record"),
+        ([(RECORD, b'{"protocol": 1}')], "the trainer speaks protocol 1, this engine 3"),
+        ([(RECORD, b'{"protocol": 3, "update_id": "", "action": {"type": "x"}}')], "no Record"),
         (
             [
                 (
                     RECORD,
-                    b'{"protocol": 2, "update_id": "", "action": {"type": "piece", "offset": 0}}',
+                    b'{"protocol": 3, "update_id": "", "action": {"type": "piece", "offset": 0}}',
                 )
             ],
             "one without the other",

@@ -11,7 +11,6 @@ import importlib.util
 import os
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
 from itertools import chain
 from pathlib import Path
 from types import ModuleType
@@ -39,18 +38,12 @@ if SOURCE is not None:
 BOTH = pytest.mark.parametrize("is_gymfast", WAYS)
 
 
-@pytest.fixture(scope="module")
-def started() -> Iterator[dict[str, str]]:
-    with engines("abc", SGLANG) as addresses:
-        yield addresses
-
-
 @pytest.fixture
-def lasting(started: dict[str, str]) -> dict[str, str]:
+def lasting(group_engines: dict[str, str]) -> dict[str, str]:
     """Engines that outlive a test, as after a restart."""
-    for address in started.values():
+    for address in group_engines.values():
         ask(address, "test", {"is_reset": True})
-    return started
+    return group_engines
 
 
 def sync_of(step: int) -> list[tuple[Any, ...]]:
@@ -96,6 +89,7 @@ def check_metrics(metrics: dict[str, float], engine: dict[str, Any]) -> None:
     assert metrics.pop("perf/update_weights_wire_bytes") == sum(sizes.values())
     assert metrics.pop("perf/update_weights_num_buckets") == buckets
     assert metrics.pop("perf/update_weights_num_broadcasts") == buckets < len(TENSORS)
+    assert metrics.pop("perf/update_weights_num_frames") == 0
     phases = ("pause", "gather", "pack", "wait", "lock", "send", "load")
     assert set(metrics) == {f"perf/update_weights_{phase}_time" for phase in phases}
     assert all(0 <= seconds < 60 for seconds in metrics.values())

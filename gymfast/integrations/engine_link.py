@@ -1,10 +1,11 @@
-"""The process group of a trainer rank of slime and all engines, made and left by a deadline."""
+"""The process group of a trainer rank and all engines, made and left by a deadline."""
 
 from __future__ import annotations
 
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
 from typing import Any
@@ -18,15 +19,28 @@ _JOIN, _LEAVE = "init_weights_update_group", "destroy_weights_update_group"
 _log = logging.getLogger(__name__)
 
 
-class EngineLink:
-    """What a rank that sends shares with all engines; names, calls and ranks are those of slime."""
+@dataclass(frozen=True)
+class GroupSettings:
+    """How a framework makes groups.
 
-    def __init__(
-        self, group: EngineGroup, *, gpu_counts: Sequence[int], is_flat: bool | None
-    ) -> None:
-        """`is_flat` None: engines get flattened buckets if all of them say that they read them."""
+    `is_flat` None: engines get flattened buckets if all of them say that they read them.
+    """
+
+    init_process_group: Callable[..., Any]
+    backend: str
+    wrap_host: Callable[[str], str]  # of an address of IPv6
+    gpu_counts: Sequence[int]
+    is_flat: bool | None
+    urls: Callable[[], Sequence[Any]]
+
+
+class EngineLink:
+    """What a rank that sends shares with all engines; calls and ranks are those of slime."""
+
+    def __init__(self, group: EngineGroup, settings: GroupSettings) -> None:
+        """A link that is not joined."""
         self.group = group
-        self._gpu_counts, self._is_flat = gpu_counts, is_flat
+        self._settings = settings
         self._packs_flat = self._is_joined = False
 
     @property
@@ -34,9 +48,9 @@ class EngineLink:
         """True between join and leave."""
         return self._is_joined
 
-    def pack(self, chunk: Sequence[tuple[str, Any]]) -> Bucket:
-        """A bucket as these engines read it; a tensor alone is one broadcast either way."""
-        return flat_bucket(chunk) if self._packs_flat and len(chunk) > 1 else single_tensors(chunk)
+    def pack(self, chunk: Sequence[tuple[str, Any]], *, is_many: bool) -> Bucket:
+        """A bucket as these engines read it; a large tensor alone is not copied into one."""
+        return flat_bucket(chunk) if self._packs_flat and is_many else single_tensors(chunk)
 
     def join(self, timeout_s: float) -> None:
         """Makes the group. Raises EngineError that names who refused or did not come.
@@ -48,7 +62,8 @@ class EngineLink:
             self._join(timeout_s)
         finally:
             self.group.ray.get(self.group.lock.release.remote())
-        self._packs_flat = self._is_flat if self._is_flat is not None else self._ask(timeout_s)
+        is_flat = self._settings.is_flat
+        self._packs_flat = self._ask() if is_flat is None else is_flat
 
     def leave(self, timeout_s: float) -> None:
         """Destroys the group on both sides; an engine that is gone or never had it is no error."""
@@ -62,17 +77,12 @@ class EngineLink:
             answers.take(deadline.left_s)
 
     def _join(self, timeout_s: float) -> None:
-        from slime.utils import accelerator
-        from slime.utils.distributed_utils import init_process_group
-        from slime.utils.http_utils import _wrap_ipv6
-
-        ray, name = self.group.ray, self.group.name
+        ray, name, settings = self.group.ray, self.group.name, self._settings
         address = ray._private.services.get_node_ip_address()
         with socket.socket() as probe:
             probe.bind(("", 0))
             port = probe.getsockname()[1]
-        offsets = list(accumulate(self._gpu_counts, initial=1))
-        backend = accelerator.weight_update_backend()
+        offsets = list(accumulate(settings.gpu_counts, initial=1))
         calls = [
             handle.init_weights_update_group.remote(
                 master_address=address,
@@ -80,16 +90,16 @@ class EngineLink:
                 rank_offset=offset,
                 world_size=offsets[-1],
                 group_name=name,
-                backend=backend,
+                backend=settings.backend,
             )
             for handle, offset in zip(self.group.handles, offsets, strict=False)
         ]
         deadline, answers = Deadline(timeout_s), Answers(_JOIN, calls, ray)
         late = f"no answer within {timeout_s:g} s"
         try:
-            self.group.process_group = init_process_group(
-                backend=backend,
-                init_method=f"tcp://{_wrap_ipv6(address)}:{port}",
+            self.group.process_group = settings.init_process_group(
+                backend=settings.backend,
+                init_method=f"tcp://{settings.wrap_host(address)}:{port}",
                 # It ends what cannot be aborted, and has to come after our own deadline.
                 timeout=timedelta(seconds=1.25 * timeout_s),
                 world_size=offsets[-1],
@@ -106,9 +116,8 @@ class EngineLink:
             self.leave(timeout_s)
             raise answers.error(suspects, late)
 
-    def _ask(self, timeout_s: float) -> bool:
-        calls = [handle.get_url.remote() for handle in self.group.handles]
-        reason = why_not_flat(self.group.ray.get(calls, timeout=timeout_s))
+    def _ask(self) -> bool:
+        reason = why_not_flat(self._settings.urls())
         if reason is not None:
-            _log.warning("every tensor is a broadcast of its own, as in slime: %s", reason)
+            _log.warning("every tensor is a broadcast of its own, as in the framework: %s", reason)
         return reason is None
