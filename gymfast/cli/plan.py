@@ -50,32 +50,27 @@ def command(
 
     MODEL is a name of the catalogue, such as Qwen3-8B; a wrong one lists all.
     """
-    from gymfast import models
-    from gymfast.cost.cluster import NETWORKS, Cluster
-    from gymfast.cost.plan import Job, plan
+    from gymfast.cost.plan import plan, sync_job
+    from gymfast.models import FORMATS
+    from gymfast.models import model as find
 
     try:
-        config = models.model(model)
-        if rank is not None:
-            num_bytes = models.lora_bytes(config, models.Lora(rank))
-        else:
-            num_bytes = models.model_bytes(config, models.FORMATS[models.FORMATS.index(fmt)])
-        if saved is not None:
-            if not 0 <= saved < 1:
-                raise ValueError(f"saved is {saved}, expected 0 to below 1")
-            num_bytes = round(num_bytes * (1 - saved))
-        job = Job(
-            num_bytes,
-            Cluster.parse(train),
-            Cluster.parse(engines),
-            NETWORKS[net],
-            nodes_per_engine,
+        name = find(model).name
+        job = sync_job(
+            model,
+            train,
+            engines,
+            net,
+            fmt=FORMATS[FORMATS.index(fmt)],
+            lora_rank=rank,
+            saved_ratio=saved,
+            nodes_per_engine=nodes_per_engine,
         )
         made = plan(job, bucket_bytes=bucket_mib and bucket_mib << 20, depth=depth)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    what = f"{config.name} {fmt}" if rank is None else f"{config.name} LoRA r={rank}"
-    output.result({"model": config.name, **_fields(made)}, _text(what, made))
+    what = f"{name} {fmt}" if rank is None else f"{name} LoRA r={rank}"
+    output.result({"model": name, **_fields(made)}, _text(what, made))
 
 
 def _fields(plan: TransferPlan) -> dict[str, object]:
@@ -92,6 +87,7 @@ def _fields(plan: TransferPlan) -> dict[str, object]:
         "staging_bytes": plan.staging_bytes,
         "stages_s": plan.busy_s,
         "total_s": plan.total_s,
+        "pause_s": plan.pause_s,
         "line_rate_s": plan.bound_s,
     }
 
@@ -112,5 +108,6 @@ def _text(what: str, plan: TransferPlan) -> list[str]:
         "",
         *format_table(("stage", "busy"), rows),
         "",
+        f"engines pause {plan.pause_s:.4f} s",
         f"predicted {plan.total_s:.4f} s; line rate {plan.bound_s:.4f} s, {100 * ratio:.1f} %",
     ]
