@@ -32,11 +32,12 @@ class LogCheck:
     """The log as far as it holds together: records with their tips, and what is wrong.
 
     `last` is the last place that is taken; `unlinked` are states after a damaged place, up to the
-    next full state.
+    next full state; `num_foreign` records are not signed with the key.
     """
 
     last: int
     floor: int
+    num_foreign: int = 0
     entries: list[Entry] = field(default_factory=list)
     unlinked: list[StateRecord] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
@@ -50,7 +51,8 @@ class LogCheck:
 def check_log(log: Log) -> LogCheck:
     """Every record of the log, chained; after damage the walk enters again at a full state.
 
-    Raises NotFoundError if there is no record at all.
+    Raises NotFoundError if there is no record at all, FormatError if all are signed with another
+    key.
     """
     places = log.places()
     if not places:
@@ -68,6 +70,8 @@ def check_log(log: Log) -> LogCheck:
         before = seq
     for seq in [place for place in places if place < found.floor]:
         _check_leftover(found, log, seq)
+    if found.num_foreign and not found.entries and not found.unlinked:
+        raise log.foreign_run(found.num_foreign)
     return found
 
 
@@ -92,6 +96,7 @@ def _check_place(found: LogCheck, log: Log, seq: int, tip: Tip | None) -> Tip | 
         found.findings.append(_missing(log, seq, seq))
         return None
     except (FormatError, ChainError) as error:
+        found.num_foreign += isinstance(error, FormatError) and error.number == NUMBER_MAC
         found.findings.append(Finding("damage", where, str(error), seq=seq))
         return None
     found.entries.append(entry)

@@ -78,10 +78,12 @@ class Log:
     def read_all(self) -> tuple[dict[int, LogRecord], frozenset[int]]:
         """All sound records by place, whether they hang together or not, and damaged places.
 
-        A record whose signature is not ours is neither.
+        A record whose signature is not ours is neither. Raises FormatError if that is true of all
+        records that are sound otherwise.
         """
         records: dict[int, LogRecord] = {}
-        damaged = set()
+        damaged: set[int] = set()
+        foreign: set[int] = set()
         for seq in self.places():
             try:
                 records[seq] = self.read(seq)[0]
@@ -89,9 +91,23 @@ class Log:
                 continue
             except FormatError as error:
                 _log.warning("run '%s' goes on without: %s", self.keys.run, error)
-                if error.number != NUMBER_MAC:
-                    damaged.add(seq)
+                (foreign if error.number == NUMBER_MAC else damaged).add(seq)
+        if foreign and not records:
+            raise self.foreign_run(len(foreign))
         return records, frozenset(damaged)
+
+    def foreign_run(self, num_records: int) -> FormatError:
+        """The error for a run none of whose records is signed with our key."""
+        has = (
+            "its only record is not"
+            if num_records == 1
+            else f"none of its {num_records} records is"
+        )
+        return FormatError(
+            f"run '{self.keys.run}' in {self.store.url}: {has} signed with this key; give the "
+            "key that its publisher signs with, or none if it does not sign",
+            NUMBER_MAC,
+        )
 
     def create(self, record: LogRecord) -> None:
         """Puts a record in its place; ConflictError if the place is taken."""

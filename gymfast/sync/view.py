@@ -147,6 +147,8 @@ class View:
             try:
                 record, digest = self._log.read(self.applied.seq)
             except (NotFoundError, FormatError) as error:
+                if isinstance(error, FormatError):
+                    self._log.raise_if_foreign(error)
                 _log.info("the age of what is held is unknown: %s", error)
             else:
                 self.created_us = record.created_us if digest == self.applied.record else None

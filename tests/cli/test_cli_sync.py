@@ -332,6 +332,25 @@ def test_I82_a_key_signs_records_and_unsigned_or_foreign_ones_are_refused(
     assert not any(Path(name).exists() for name in ("r2", "r3", "r4"))
 
 
+@pytest.mark.parametrize(
+    "call", [("fsck",), ("status",), ("verify", "r1"), ("pull", "r1"), ("gc",)]
+)
+def test_a_key_that_fits_no_record_is_said_so_and_nothing_is_called_damaged(
+    versions: list[str], gymfast: Gymfast, call: tuple[str, ...]
+) -> None:
+    Path("key").write_bytes(b"sixteen bytes or more\n")
+    Path("wrong").write_bytes(b"another key of a length\n")
+    assert gymfast("sync", "publish", "signed", versions[0], *RUN, "--key-file", "key").code == 0
+    assert gymfast("sync", "pull", "signed", "r1", *RUN, "--key-file", "key").code == 0
+    name, *dest = call
+    found = gymfast("sync", name, "signed", *dest, *RUN, "--key-file", "wrong")
+    assert found.code == 3
+    assert "this key" in found.err or "another key" in found.err
+    assert "damage" not in found.out
+    assert "by hand" not in found.out + found.err
+    assert "--anchor" not in found.out + found.err
+
+
 def test_one_line_end_at_the_end_of_a_key_file_is_no_part_of_the_key(
     versions: list[str], gymfast: Gymfast
 ) -> None:

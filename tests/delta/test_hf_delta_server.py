@@ -113,6 +113,18 @@ def test_other_paths_and_what_a_browser_may_send_elsewhere_are_refused(run, requ
     assert not (run / "local").exists()
 
 
+@pytest.mark.parametrize("method", ["GET", "PUT", "NONSENSE"])
+def test_other_methods_are_refused_in_the_same_form(run: Path, request, method: str) -> None:
+    host, port = serve(run, request).server_address[:2]
+    client = http.client.HTTPConnection(str(host), port, timeout=30)
+    client.request(method, "/pull_weights")
+    answer = client.getresponse()
+    fields = json.loads(answer.read())
+    assert (answer.status, fields["success"]) == (501, False)
+    assert method in fields["message"]
+    assert "expected POST /pull_weights" in fields["message"]
+
+
 def test_with_a_key_only_who_knows_it_is_answered(run: Path, request) -> None:
     server = serve(run, request, KEY)
     wrong = ({}, {"Authorization": KEY.decode()}, {"Authorization": "Bearer wrong"})

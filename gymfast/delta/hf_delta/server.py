@@ -126,6 +126,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
+    def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
+        """What the base class refuses, other methods than POST among it, in our form."""
+        self.close_connection = True
+        status = HTTPStatus(code)
+        self._reply(status, f"{message or explain or status.phrase}; expected POST {ENDPOINT}")
+
     def log_message(self, format: str, *args: object) -> None:
         _log.debug("%s: %s", self.client_address[0], format % args)
 
