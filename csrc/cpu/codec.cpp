@@ -205,16 +205,14 @@ Status parse_table(const BlockRun& run, std::span<const std::uint8_t> body,
 }
 
 Digest digest_tile(const Geometry& g, std::uint64_t block, const std::uint8_t* data) {
-  const DigestFunction digest = active_kernels()->digest;
   const Tile tile = tile_of(g, block);
   const Placement place = placement_of(g, tile);
-  Digest sum;
-  const std::uint8_t* row = data + tile.offset;
-  std::uint64_t offset = tile.offset;
   const std::size_t line = static_cast<std::size_t>(place.row_units * g.unit_bytes);
+  const DigestFunction digest = active_kernels()->digest;
+  Digest sum;
+  std::uint64_t offset = tile.offset;
   for (std::uint64_t done = 0; done < tile.num_units(); done += place.row_units) {
-    digest(row, line, offset, &sum);
-    row += place.stride_bytes;
+    digest(data + offset, line, offset, &sum);
     offset += place.stride_bytes;
   }
   return sum;
@@ -353,8 +351,7 @@ void EncodedRun::write_undo(std::uint8_t* out) const {
 
 Status encode_run(const BlockRun& run, std::uint8_t* base, const std::uint8_t* next, bool update,
                   bool undo, EncodedRun* out) {
-  const Status status = check_run(run);
-  if (!status.is_ok()) return status;
+  if (const Status status = check_run(run); !status.is_ok()) return status;
   const Geometry& g = run.geometry;
   const Kernels* kernels = active_kernels();
   out->first_block = run.first_block;
@@ -460,17 +457,14 @@ Status apply_run(const BlockRun& run, std::span<const std::uint8_t> body, std::u
       if (!result.is_ok()) errors.report(result, run.first_block + i);
       total += changed;
     }
-    if (run.found != nullptr) {
-      run.found[i] = digest_tile(run.geometry, run.first_block + i, data);
-    }
+    if (run.found) run.found[i] = digest_tile(run.geometry, run.first_block + i, data);
   });
   *num_changed = total;
   return errors.get();
 }
 
 Status digest_run(const BlockRun& run, const std::uint8_t* data) {
-  const Status status = check_run(run);
-  if (!status.is_ok()) return status;
+  if (const Status status = check_run(run); !status.is_ok()) return status;
   parallel_for(static_cast<std::size_t>(run.num_blocks), run.num_threads, [&](std::size_t i) {
     run.digests[run.first_block + i] = digest_tile(run.geometry, run.first_block + i, data);
   });
