@@ -13,7 +13,7 @@ import msgspec
 
 from benchmarks.namespaces import Network
 
-Kind = Literal["channel", "transfer", "per tensor", "live"]
+Kind = Literal["channel", "transfer", "per tensor", "copy", "live"]
 _ROOT = Path(__file__).parents[1]
 
 

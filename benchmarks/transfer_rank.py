@@ -144,6 +144,24 @@ class _Rounds(_Subject):
         return {"wire": time.perf_counter() - begin_s}
 
 
+class _Copy(_Subject):
+    """The memcpy of libc, by NumPy, on rank 0 while the others wait; both blocks are in memory."""
+
+    def __init__(self, control: Control, orders: Orders, job: Job) -> None:
+        super().__init__(control, orders, job)
+        self._to = np.zeros_like(self._expected)
+        np.copyto(self._to, self._expected)
+
+    def run(self) -> dict[str, float]:
+        if self.rank == 0:
+            np.copyto(self._to, self._expected)
+            self.sent_bytes = len(self._to)
+        return {}
+
+    def num_wrong(self) -> int:
+        return int(np.count_nonzero(self._to != self._expected))
+
+
 class _Transfer(_Subject):
     """Tensors in buckets: packed, sent, unpacked, digests compared, acknowledged."""
 
@@ -261,6 +279,7 @@ _SUBJECTS: dict[str, Any] = {
     "channel": _Rounds,
     "transfer": _Transfer,
     "per tensor": _PerTensor,
+    "copy": _Copy,
     "live": _Live,
 }
 

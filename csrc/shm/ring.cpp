@@ -15,12 +15,15 @@
 #include <unistd.h>
 #endif
 
+#include "shm/stream_copy.h"
+
 namespace gymfast {
 
 namespace {
 
-constexpr std::uint64_t kMagic = 0x31676e6972666d67;  // "gmfring1"
+constexpr std::uint64_t kMagic = 0x32676e6972666d67;  // "gmfring2"
 constexpr std::uint64_t kPageBytes = 4096;
+constexpr std::uint64_t kStreamBytes = 128 << 10;
 constexpr std::uint32_t kHere = 1;
 constexpr std::uint32_t kGone = 2;
 constexpr std::chrono::milliseconds kLook{50};  // between looks at who still lives
@@ -42,11 +45,19 @@ struct Ring::Header {
   std::uint32_t head;  // chunks written, modulo 2^32; a futex
 };
 
+// Somebody who sleeps until a count reaches `wanted`, and need not be woken before.
+struct Ring::Sleeper {
+  std::uint32_t is_asleep;
+  std::uint32_t wanted;
+};
+
 // On a cache line of its own: each reader writes its tail often.
 struct alignas(64) Ring::Rank {
   std::uint32_t tail;   // chunks read, modulo 2^32; a futex
   std::uint32_t state;  // 0 before it came, then kHere, then kGone
   std::int32_t pid;
+  Sleeper writer;  // which waits until this rank has read so much
+  Sleeper reader;  // this rank, which waits until so much is written
 };
 
 #ifdef __linux__
@@ -59,6 +70,20 @@ std::atomic_ref<std::uint32_t> word(std::uint32_t& value) {
 
 void wake(std::uint32_t& value) {
   syscall(SYS_futex, &value, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+// Small parts are soon used again, and fit the caches.
+void copy(std::uint8_t* to, const std::uint8_t* from, std::uint64_t size) {
+  if (size >= kStreamBytes) {
+    stream_copy(to, from, size);
+  } else if (size != 0) {
+    std::memcpy(to, from, size);
+  }
+}
+
+// Whether one count is at least another, both modulo 2^32 and not far apart.
+bool has_reached(std::uint32_t count, std::uint32_t wanted) {
+  return static_cast<std::int32_t>(count - wanted) >= 0;
 }
 
 // Also true for a process that has ended and that nobody has waited for yet.
@@ -162,10 +187,14 @@ RingStatus Ring::write(const std::uint8_t* data, std::uint64_t size, Deadline de
     const std::uint32_t number = head.load(std::memory_order_relaxed);
     const std::uint64_t part = std::min(size - done, header_->chunk_bytes);
     item_bytes(number) = size;
-    if (part != 0) std::memcpy(chunk(number), data + done, part);
+    copy(chunk(number), data + done, part);
     done += part;
-    head.store(number + 1, std::memory_order_release);
-    wake(header_->head);
+    head.store(number + 1);
+    bool wakes = false;
+    for (std::uint32_t one = 0; one < header_->num_ranks; ++one) {
+      wakes |= has_enough(rank(one).reader, number + 1);
+    }
+    if (wakes) wake(header_->head);
   } while (done < size);
   return {};
 }
@@ -178,7 +207,7 @@ RingStatus Ring::make_room(Deadline deadline, std::vector<std::uint32_t>* lost) 
     while (word(other.state).load(std::memory_order_acquire) != kGone) {
       const std::uint32_t tail = word(other.tail).load(std::memory_order_acquire);
       if (head - tail < header_->num_chunks) break;
-      const RingStatus status = wait(other.tail, tail, deadline);
+      const RingStatus status = wait(other.tail, tail, tail + half(), &other.writer, deadline);
       if (status.error == RingError::kCancelled || status.error == RingError::kSystem)
         return status;
       if (status.error == RingError::kDeadline || is_dead(other.pid)) {
@@ -208,31 +237,48 @@ RingStatus Ring::read(std::uint8_t* data, std::uint64_t size, Deadline deadline)
         if (word(header_->head).load(std::memory_order_acquire) != tail) break;
         return {RingError::kWriterGone};
       }
-      if (RingStatus status = wait(header_->head, head, deadline); !status.is_ok()) {
-        return status;
-      }
+      const std::uint64_t left = (size - done + header_->chunk_bytes - 1) / header_->chunk_bytes;
+      const auto few = static_cast<std::uint32_t>(std::clamp<std::uint64_t>(left, 1, half()));
+      const RingStatus status = wait(header_->head, head, tail + few, &mine.reader, deadline);
+      if (!status.is_ok()) return status;
     }
     const std::uint64_t found = item_bytes(tail);
     if (found != size) return {RingError::kOtherSize, found};
     const std::uint64_t part = std::min(size - done, header_->chunk_bytes);
-    if (part != 0) std::memcpy(data + done, chunk(tail), part);
+    copy(data + done, chunk(tail), part);
     done += part;
     // A rank that was passed over may have read a chunk while it was written anew.
     if (word(mine.state).load(std::memory_order_acquire) == kGone) return {RingError::kDeadline};
-    word(mine.tail).store(tail + 1, std::memory_order_release);
-    wake(mine.tail);
+    word(mine.tail).store(tail + 1);
+    if (has_enough(mine.writer, tail + 1)) wake(mine.tail);
   } while (done < size);
   return {};
 }
 
-RingStatus Ring::wait(std::uint32_t& value, std::uint32_t seen, Deadline deadline) const {
+// With half a ring at a time both sides work while one wakes up, and few wake-ups are needed.
+std::uint32_t Ring::half() const { return (header_->num_chunks + 1) / 2; }
+
+bool Ring::has_enough(Sleeper& sleeper, std::uint32_t count) {
+  return word(sleeper.is_asleep).load() != 0 && has_reached(count, word(sleeper.wanted).load());
+}
+
+// The sleeper is marked before the kernel compares the value, and a count is stored before its
+// sleeper is looked for, all in one order: either the value differs, or the sleeper is seen.
+RingStatus Ring::wait(std::uint32_t& value, std::uint32_t seen, std::uint32_t wanted,
+                      Sleeper* sleeper, Deadline deadline) const {
   if (is_cancelled_.load()) return {RingError::kCancelled};
   const auto now = std::chrono::steady_clock::now();
   if (now >= deadline) return {RingError::kDeadline};
   const auto left = std::min<std::chrono::nanoseconds>(kLook, deadline - now);
   timespec time{left.count() / 1'000'000'000, left.count() % 1'000'000'000};
+  word(sleeper->wanted).store(wanted);
+  word(sleeper->is_asleep).store(1);
   const long result = syscall(SYS_futex, &value, FUTEX_WAIT, seen, &time, nullptr, 0);
-  if (result != 0 && errno != EAGAIN && errno != ETIMEDOUT && errno != EINTR) return system_error();
+  const int error = errno;
+  word(sleeper->is_asleep).store(0);
+  if (result != 0 && error != EAGAIN && error != ETIMEDOUT && error != EINTR) {
+    return {RingError::kSystem, static_cast<std::uint64_t>(error)};
+  }
   return {};
 }
 

@@ -65,14 +65,18 @@ class Ring {
  private:
   struct Header;
   struct Rank;
+  struct Sleeper;
 
   RingStatus map(std::uint64_t size);
   Rank& rank(std::uint32_t number) const;
   std::uint64_t& item_bytes(std::uint32_t number) const;
   std::uint8_t* chunk(std::uint32_t number) const;
   RingStatus make_room(Deadline deadline, std::vector<std::uint32_t>* lost);
-  // Sleeps while value is `seen`, for a moment at most.
-  RingStatus wait(std::uint32_t& value, std::uint32_t seen, Deadline deadline) const;
+  std::uint32_t half() const;
+  static bool has_enough(Sleeper& sleeper, std::uint32_t count);
+  // Sleeps while value is `seen`, until it is `wanted` or a moment has passed.
+  RingStatus wait(std::uint32_t& value, std::uint32_t seen, std::uint32_t wanted, Sleeper* sleeper,
+                  Deadline deadline) const;
 
   Header* header_ = nullptr;
   std::uint64_t mapped_bytes_ = 0;

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -34,6 +35,10 @@ class Channel(ABC):
     """Whether a root goes on with those that are left, so that only the lost rank misses bytes."""
     takes_many_slots = False
     """Whether several slots of one root in a round cost less than copies into one."""
+    good_bucket_bytes = 4 << 20
+    """A size of buckets for whoever has no reason for another."""
+    sizes_agreed = False
+    """Whether all ranks are known to pass the same sizes, so that no round has to compare them."""
 
     def __init__(self, rank: int, num_ranks: int, *, depth: int, timeout_s: float) -> None:
         """Raises ValueError for a rank that is not in the group, no depth, or no time."""
@@ -63,6 +68,20 @@ class Channel(ABC):
 
         Raises ChannelError, by the deadline of a round, if one failed or was aborted.
         """
+
+    @contextmanager
+    def agreed(self) -> Iterator[None]:
+        """For rounds whose sizes all ranks compared before; the block begins and ends without any.
+
+        Raises ChannelError as `finish` does.
+        """
+        self.finish()
+        self.sizes_agreed = True
+        try:
+            yield
+            self.finish()
+        finally:
+            self.sizes_agreed = False
 
     def lose(self, rank: int, why: str) -> None:
         """Tells the channel that a rank is gone, from any thread: nobody waits for it any more.

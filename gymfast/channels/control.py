@@ -21,6 +21,7 @@ from gymfast.errors import ChannelError
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
+_LEAVE_S = 0.1
 _MAX_TROUBLES = 1000
 _log = logging.getLogger(__name__)
 
@@ -197,10 +198,14 @@ class Control:
             )
 
     def close(self) -> None:
-        """Closes the lines; may be called twice."""
+        """Says that this rank leaves, and closes the lines; may be called twice."""
+        if self._is_closed.is_set():
+            return
         self._is_closed.set()
         self._thread.join()
-        for line in self._lines.values():
+        for peer, line in self._lines.items():
+            if peer not in self._lost:
+                line.leave(time.monotonic() + _LEAVE_S)
             line.sock.close()
 
     def _no_answer(self, timeout_s: float) -> ChannelError:
@@ -271,16 +276,18 @@ class Control:
             elif message.kind == "formed":
                 self._formed = (message.formation, tuple(message.value))
             self._changed.notify_all()
-        if message.kind == "trouble":
+        if message.kind == "left":
+            self._lose(peer, "it left", is_orderly=True)
+        elif message.kind == "trouble":
             self._tell(peer, str(message.value), (message.formation, message.number))
 
-    def _lose(self, peer: int, why: str) -> None:
+    def _lose(self, peer: int, why: str, *, is_orderly: bool = False) -> None:
         with self._changed:
             if peer in self._lost or self._is_closed.is_set():
                 return
             self._lost[peer] = why
             self._changed.notify_all()
-        _log.warning("rank %d is lost: %s", peer, why)
+        _log.log(logging.DEBUG if is_orderly else logging.WARNING, "rank %d is lost: %s", peer, why)
         self._tell(peer, why, (self._formation, self._number))
 
     def _tell(self, peer: int, text: str, place: tuple[int, int]) -> None:

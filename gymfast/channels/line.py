@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
@@ -19,7 +20,7 @@ _LENGTH = struct.Struct("<I")
 class Message(msgspec.Struct, array_like=True, frozen=True):
     """`formation` and `number` say which collective call a value belongs to."""
 
-    kind: Literal["alive", "formed", "value", "trouble"]
+    kind: Literal["alive", "formed", "value", "trouble", "left"]
     formation: int = 0
     number: int = 0
     value: Any = None
@@ -66,6 +67,14 @@ class Line:
             body = bytes(self._received[_LENGTH.size : end])
             del self._received[:end]
             yield msgspec.msgpack.decode(body, type=Message)
+
+    def leave(self, deadline_s: float) -> None:
+        """Tells the other side that nothing more comes; what it says from here on is not heard."""
+        with contextlib.suppress(OSError):  # it may have left, or be lost, at the same time
+            self.send(Message("left"), deadline_s)
+            self.sock.shutdown(socket.SHUT_WR)
+            while self.sock.recv(1 << 16):  # what lies unread would become a reset at a close
+                pass
 
     def _wait_writable(self, deadline_s: float) -> None:
         with selectors.DefaultSelector() as selector:

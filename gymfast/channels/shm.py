@@ -12,14 +12,15 @@ from gymfast.channels.control import Control
 from gymfast.channels.threaded import ThreadedChannel
 from gymfast.errors import ChannelError
 
-CHUNK_BYTES = 1 << 20  # with the next one they fit a second-level cache
-NUM_CHUNKS = 4
+CHUNK_BYTES = 512 << 10
+NUM_CHUNKS = 8
 
 
 class ShmChannel(ThreadedChannel):
     """One rank of a group on one host. See `open_shm`."""
 
     survives_loss = True
+    takes_many_slots = True
 
     def __init__(
         self,

@@ -158,8 +158,10 @@ class TcpChannel(Channel):
                 return
             actions = self._rounds.lose(rank, why)
             gone = [pipe for line, pipe in self._outs.items() if line.rank == rank]
+            # Whoever has all that was sent may leave.
+            level = logging.WARNING if any(pipe.is_waiting for pipe in gone) else logging.DEBUG
             self._changed.notify_all()
-        _log.warning("rank %d is lost to rank %d: %s", rank, self.rank, why)
+        _log.log(level, "rank %d is lost to rank %d: %s", rank, self.rank, why)
         for pipe in gone:
             pipe.close()
         self._do(actions)

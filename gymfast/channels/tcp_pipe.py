@@ -83,6 +83,11 @@ class OutPipe:
         for place in done:
             self._take_answer(place)
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the other side still has to answer for something."""
+        return bool(self._items)
+
     def close(self) -> None:
         """Ends it, from any thread; items that are not answered are forgotten."""
         with self._changed:

@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, SupportsInt
 
 from gymfast.buckets import ALIGNMENT, BucketPlan, BucketTensor, Piece, Turn, rounds
@@ -128,37 +129,61 @@ class BucketTransfer:
                 self._check(tensors)
         except ValueError as error:
             failure = error
-        is_ready = self._everybody_is_ready(version, failure)
+        refused = self._refused(version, failure)
         seconds.ready = time.perf_counter() - begin_s
-        if is_ready:
+        if not refused:
             try:
-                with heeding(control, self._channel, self._roots), self._memory.in_use():
+                with (
+                    heeding(control, self._channel, self._roots),
+                    self._channel.agreed(),
+                    self._memory.in_use(),
+                ):
                     digests = self._move(tensors, seconds)
             except Exception as error:  # noqa: BLE001 - raised below, when all ranks know of it
                 failure = error
                 self._channel.abort(f"{type(error).__name__}: {error}")
                 control.trouble(f"{type(error).__name__}: {error}")
         begin_s = time.perf_counter()
-        failed = self._acknowledge(digests, failure, is_ready=is_ready)
+        failed = self._acknowledge(digests, failure, refused)
         seconds.acknowledge = time.perf_counter() - begin_s
         if failure is not None:
             raise failure
+        report = TransferReport(version, self.num_bytes, failed, seconds)
+        if refused:
+            report.require_all()
         if control.rank in failed:
             raise ChecksumError(failed[control.rank])
-        if not is_ready:
-            TransferReport(version, self.num_bytes, failed, seconds).require_all()
-        return TransferReport(version, self.num_bytes, failed, seconds)
+        return report
 
-    def _everybody_is_ready(self, version: int, failure: Exception | None) -> bool:
-        """Whether the rounds begin: no rank waits in one for another that never comes."""
+    def _refused(self, version: int, failure: Exception | None) -> dict[int, str]:
+        """Why no round begins, by rank; empty if all ranks begin the same rounds.
+
+        So no rank waits in one for another that never comes, or that passes other sizes.
+        """
         control = self._control
-        said = control.gather([version, "" if failure is None else str(failure)], self._timeout_s)
-        go = all(one == [version, ""] for one in said.values())
-        go = go and (self._channel.survives_loss or len(said) == len(control.ranks))
-        return bool(control.share(go, self._timeout_s))
+        words = "" if failure is None else f"{type(failure).__name__}: {failure}"
+        said = control.gather([words, version, self._layout], self._timeout_s)
+        refused: dict[int, str] = {}
+        for rank, (text, number, layout) in said.items():
+            if text:
+                refused[rank] = text
+            elif number != version:
+                refused[rank] = f"it runs version {number}, rank 0 runs {version}"
+            elif layout != said[0][2]:
+                refused[rank] = "its plan is not that of rank 0: agree() says in what"
+        if not self._channel.survives_loss:
+            refused |= {r: why for r, why in control.lost.items() if r in control.ranks}
+        shared = control.share(sorted(refused.items()), self._timeout_s)
+        return {int(rank): str(text) for rank, text in shared}
+
+    @cached_property
+    def _layout(self) -> list[Any]:
+        """What the sizes of all rounds follow from: equal for equal rounds only."""
+        digests = [[root, plan.digest] for root, plan in self._plans.items()]
+        return [_OWN_SLOT_BYTES if self._channel.takes_many_slots else 0, digests]
 
     def _acknowledge(
-        self, digests: _Digests, failure: Exception | None, *, is_ready: bool
+        self, digests: _Digests, failure: Exception | None, refused: Mapping[int, str]
     ) -> dict[int, str]:
         """Who did not get all and why, as rank 0 found it."""
         control = self._control
@@ -166,9 +191,10 @@ class BucketTransfer:
         answers = control.gather(
             [words, [digests.get(r, []) for r in self._roots]], self._timeout_s
         )
-        failed = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
+        lost = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
+        failed = {**lost, **refused}
         for rank, (text, theirs) in answers.items():
-            if text or (is_ready and (text := self._differences(theirs, answers))):
+            if text or (not refused and (text := self._differences(theirs, answers))):
                 failed[rank] = text
         shared = control.share(sorted(failed.items()), self._timeout_s)
         return {int(rank): str(text) for rank, text in shared}

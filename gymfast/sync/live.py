@@ -32,7 +32,6 @@ from gymfast.errors import ChannelError, ChecksumError, CoverageError
 from gymfast.sync.density import sampled_density
 
 Kind = Literal["delta", "full"]
-DEFAULT_BUCKET_BYTES = 4 << 20
 DEFAULT_MAX_DENSITY = 0.25
 DEFAULT_DELTA_BUCKET_BYTES = 1 << 18
 _Work = Callable[[], int]
@@ -124,14 +123,15 @@ class LivePublisher(_Side):
         backend: str = "auto",
         threads: int | None = None,
         max_density: float = DEFAULT_MAX_DENSITY,
-        bucket_bytes: int = DEFAULT_BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         delta_bucket_bytes: int = DEFAULT_DELTA_BUCKET_BYTES,
         timeout_s: float = 60.0,
     ) -> None:
         """A publisher that holds nothing: its first version is a full one.
 
         Buckets of a delta are sent whole, however little the last one holds, and leave when they
-        are full: small ones end sooner. Over a long round trip see docs/transfer.md.
+        are full: small ones end sooner. Over a long round trip see docs/transfer.md. Those of a
+        full version have by default the size that suits the channel.
         More than `max_density` of changed units, by a sample, make a full version.
         Raises ValueError on another rank than 0, or for a density out of range.
         """
@@ -139,6 +139,8 @@ class LivePublisher(_Side):
             raise ValueError(f"rank {control.rank} cannot publish, rank 0 does")
         if not 0 <= max_density <= 1:
             raise ValueError(f"max_density is {max_density}, expected 0 to 1")
+        if bucket_bytes is None:
+            bucket_bytes = channel.good_bucket_bytes
         super().__init__(control, channel, bucket_bytes, timeout_s)
         self._profile, self._backend, self._threads = profile, backend, threads
         self._max_density = max_density
@@ -200,7 +202,8 @@ class LivePublisher(_Side):
 
     def _send_delta(self, weights: Weights) -> int:
         sections = self._require_encoder().encode(weights)
-        return send_stream(self._channel, sections, self._delta_bucket_bytes)
+        with self._channel.agreed():  # all ranks have the size of a bucket from the offer
+            return send_stream(self._channel, sections, self._delta_bucket_bytes)
 
     def _send_full(self, tensors: Mapping[str, Tensor]) -> int:
         """Sends all bytes from where they are, and makes the snapshot of them meanwhile."""
@@ -300,8 +303,9 @@ class LiveSubscriber(_Side):
 
     def _take_delta(self) -> int:
         frame = bytearray()
-        for part in receive_stream(self._channel, 0, self._bucket_bytes):
-            frame += part
+        with self._channel.agreed():
+            for part in receive_stream(self._channel, 0, self._bucket_bytes):
+                frame += part
         self._is_through = True
         self._lap("receive")
         assert self._state is not None, "a delta needs a base"

@@ -74,6 +74,31 @@ def test_a_rank_that_dies_is_lost_at_once_and_comes_again(controls: Controls) ->
     assert in_threads(*(lambda c=c: c.share("again", 5) for c in controls.all)) == ["again"] * 4
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
+def test_nobody_is_warned_of_ranks_that_leave(
+    controls: Controls, caplog: pytest.LogCaptureFixture, order: tuple[int, ...]
+) -> None:
+    for number in order:
+        one = controls.hub if number == 0 else controls.all[number]
+        one.close()
+        deadline_s = time.monotonic() + 30
+        left = controls.all[1:] if number == 0 else [controls.hub.control]
+        for other in left:
+            while number not in other.lost and not other._is_closed.is_set():
+                assert time.monotonic() < deadline_s, "it is not known that it left"
+                time.sleep(0.01)
+            assert other._is_closed.is_set() or other.lost[number] == "it left"
+    assert caplog.records == []
+
+
+def test_a_line_that_breaks_is_warned_of(
+    controls: Controls, caplog: pytest.LogCaptureFixture
+) -> None:
+    controls.all[2]._lines[0].sock.shutdown(socket.SHUT_RDWR)
+    in_threads(*(lambda c=c: c.gather(c.rank, 30) for c in controls.all if c.rank != 2))
+    assert "rank 2 is lost: it closed the line" in [r.getMessage() for r in caplog.records]
+
+
 def test_trouble_since_the_last_collective_call_is_told_to_whoever_watches_later(
     controls: Controls,
 ) -> None:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 from channel_group import Controls
 
-from gymfast.channels import Channel, Slot
+from gymfast.buckets import BucketTensor
+from gymfast.channels import BucketTransfer, Channel, Slot
 from gymfast.channels.gloo import GlooChannel, open_gloo
+from gymfast.channels.stream import receive_stream, send_stream
 from gymfast.testing.channel_contract import ChannelContract, Make, in_threads, noise
 
 dist = pytest.importorskip("torch.distributed")
@@ -31,6 +33,68 @@ class TestGloo(ChannelContract):
             return [GlooChannel(one, **options) for one in groups]
 
         return channels
+
+
+@pytest.mark.ci
+class TestGlooWithAgreedSizes(TestGloo):
+    """The same where gloo compares no sizes, as in a transfer."""
+
+    # Nobody may pass other sizes then: the caller has compared them.
+    test_sizes_that_differ_are_an_error_and_never_a_short_read = None
+
+    @pytest.fixture(autouse=True)
+    def agreed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(GlooChannel, "sizes_agreed", True)
+
+
+def tensors_of(seed: int) -> dict[str, Any]:
+    sizes = [0, 5, 3 << 20, 1 << 20, 700, (5 << 20) + 3]
+    return {f"t{i}": noise(seed + i, size) for i, size in enumerate(sizes)}
+
+
+def test_transfers_and_streams_take_turns_on_a_channel() -> None:
+    controls = Controls(3)
+    channels = in_threads([partial(open_gloo, control, timeout_s=20) for control in controls.all])
+    share = [BucketTensor(name, "U8", (len(t),), len(t)) for name, t in tensors_of(0).items()]
+    memory = [{name: np.zeros_like(t) for name, t in tensors_of(0).items()} for _ in range(3)]
+
+    def work(rank: int) -> list[Any]:
+        found = []
+        transfer = BucketTransfer(controls.all[rank], channels[rank], {0: share}, 2 << 20)
+        for version in range(3):
+            if rank == 0:
+                memory[0] = tensors_of(version)
+                send_stream(channels[0], [bytes([version]) * 9000], 4096)
+            else:
+                found.append(b"".join(map(bytes, receive_stream(channels[rank], 0, 4096))))
+            transfer.run(version, memory[rank]).require_all()
+            found.append({name: t.copy() for name, t in memory[rank].items()})
+        return found
+
+    results = in_threads([partial(work, rank) for rank in range(3)])
+    for rank in (1, 2):
+        assert results[rank][::2] == [bytes([version]) * 9000 for version in range(3)]
+        for version, received in enumerate(results[rank][1::2]):
+            assert all((received[n] == t).all() for n, t in tensors_of(version).items())
+    in_threads([channel.close for channel in channels])
+    controls.close()
+
+
+def test_a_plan_of_other_sizes_is_refused_before_gloo_hears_of_it() -> None:
+    """gloo would end the process of a rank that is sent more than it expects."""
+    controls = Controls(2)
+    channels = in_threads([partial(open_gloo, control, timeout_s=20) for control in controls.all])
+
+    def work(rank: int) -> None:
+        size = 1000 - rank
+        share = [BucketTensor("t", "U8", (size,), size)]
+        transfer = BucketTransfer(controls.all[rank], channels[rank], {0: share}, 512)
+        transfer.run(1, {"t": np.ones(size, np.uint8)})
+
+    words = "version 1: rank 1: its plan is not that of rank 0: agree() says in what"
+    assert [str(error) for error in in_threads([partial(work, r) for r in (0, 1)])] == [words] * 2
+    in_threads([channel.close for channel in channels])
+    controls.close()
 
 
 def test_a_group_is_made_over_the_control_plane() -> None:

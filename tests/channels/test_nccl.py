@@ -197,7 +197,7 @@ def test_a_rank_that_is_lost_while_the_others_join_is_named_at_once(
     begin_s = time.monotonic()
     results = opened(controls, double, timeout_s=30)
     assert time.monotonic() - begin_s < 10
-    assert all("rank 2 is lost: it closed the line" in str(error) for error in results[:2]), results
+    assert all("rank 2 is lost: it left" in str(error) for error in results[:2]), results
 
 
 def test_an_error_of_nccl_has_its_rank_call_and_words(double: Double) -> None:

@@ -119,6 +119,42 @@ def test_what_is_no_ring_is_refused(tmp_path) -> None:
     del ring
 
 
+@pytest.mark.parametrize("num_chunks", [1, 2, 3, 8])
+def test_items_of_any_size_and_place_arrive_whatever_the_ring(num_chunks: int) -> None:
+    """Around what is copied past the caches, at ends of cache lines and of chunks."""
+    chunk = 256 << 10
+    sizes = [0, 1, 63, 4097, chunk // 2 - 1, chunk // 2, chunk // 2 + 65, chunk, 3 * chunk + 7] * 2
+    ring = ShmRing.create(0, 3, chunk, num_chunks)
+    path = f"/proc/{os.getpid()}/fd/{ring.fd}"
+    readers = [ShmRing.open(path, rank) for rank in (1, 2)]
+    items = [noise(number, size + 64)[number:][:size] for number, size in enumerate(sizes)]
+
+    def write() -> list[list[int]]:
+        return [ring.write(item, 30.0) for item in items]
+
+    def read(reader: ShmRing) -> list[bool]:
+        found = []
+        for number, item in enumerate(items):
+            room = np.full(len(item) + 200, 7, np.uint8)
+            begin = 64 - number
+            reader.read(room[begin : begin + len(item)], 30.0)
+            is_right = bool((room[begin : begin + len(item)] == item).all())
+            around = np.delete(room, slice(begin, begin + len(item)))
+            found.append(is_right and bool((around == 7).all()))
+        return found
+
+    results = in_threads([write, *(partial(read, reader) for reader in readers)])
+    assert results == [[[]] * len(sizes), [True] * len(sizes), [True] * len(sizes)]
+
+
+def test_a_reader_that_wants_more_than_comes_hears_of_it() -> None:
+    ring, path = make_ring(0, 2)
+    reader = ShmRing.open(path, 1)
+    ring.write(np.zeros(100, np.uint8), 5.0)
+    with pytest.raises(ChannelError, match="an item of 100 bytes came"):
+        reader.read(np.zeros(SIZE, np.uint8), 5.0)
+
+
 def test_a_writer_that_leaves_at_once_has_been_read() -> None:
     for number in range(300):
         ring, path = make_ring(0, 2)

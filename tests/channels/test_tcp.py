@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -75,6 +76,26 @@ def receive_rounds(channel: Channel, *, dies_at: int | None = None) -> bool:
             memory[:] = 0
             channel.begin([Slot(0, memory)])
     return is_right
+
+
+@pytest.mark.parametrize("fanout", [1, 2])
+def test_nobody_is_warned_of_ranks_that_close_when_they_have_everything(
+    caplog: pytest.LogCaptureFixture, fanout: int
+) -> None:
+    channels = make_channels(3, fanout=fanout, timeout_s=20)
+    works = [send_rounds, receive_rounds, receive_rounds]
+    results = in_threads([partial(work, c) for work, c in zip(works, channels, strict=True)])
+    assert results == [True] * 3
+    for rank in (2, 1):
+        channels[rank].close()
+        before = channels[0 if fanout == 2 else rank - 1]
+        deadline_s = time.monotonic() + 30
+        while rank not in before.lost:
+            assert time.monotonic() < deadline_s, "it is not known that it left"
+            time.sleep(0.01)
+        assert before.lost[rank] == "it left"
+    channels[0].close()
+    assert caplog.records == []
 
 
 @pytest.mark.parametrize(("fanout", "dying"), [(1, 1), (1, 2), (2, 1), (2, 2), (64, 3)])

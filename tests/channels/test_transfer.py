@@ -138,6 +138,30 @@ def test_a_rank_with_a_tensor_of_another_size_stops_all_before_a_byte_moves(
     assert not any(memory[2][name].any() for name in tensors)
 
 
+def test_a_plan_that_nobody_compared_stops_all_before_a_byte_moves(controls: Controls) -> None:
+    tensors = make_tensors(0, [10, 20])
+    ranks = transfers(controls, {0: share_of(tensors)}, 512)
+    other = [BucketTensor("t0", "U8", (10,), 10), BucketTensor("t1", "BF16", (10,), 20)]
+    ranks[2] = BucketTransfer(controls.all[2], Loopback(3).channel(2), {0: other}, 512)
+    memory = [tensors, zeros_like(tensors), zeros_like(tensors)]
+    words = "version 1: rank 2: its plan is not that of rank 0: agree() says in what"
+    assert [str(error) for error in run(ranks, 1, memory)] == [words] * 3
+    assert not any(received[name].any() for received in memory[1:] for name in tensors)
+
+
+def test_a_version_that_differs_stops_all_before_a_byte_moves(controls: Controls) -> None:
+    tensors = make_tensors(0, [10, 20])
+    ranks = transfers(controls, {0: share_of(tensors)}, 512)
+    memory = [tensors, zeros_like(tensors), zeros_like(tensors)]
+    errors = in_threads(
+        *(partial(r.run, 5 + i, m) for i, (r, m) in enumerate(zip(ranks, memory, strict=True)))
+    )
+    words = ("rank 1: it runs version 6, rank 0 runs 5", "rank 2: it runs version 7, rank 0 runs 5")
+    assert all(isinstance(error, ChannelError) and error.ranks == (1, 2) for error in errors)
+    assert all(word in str(error) for error in errors for word in words)
+    assert not any(received[name].any() for received in memory[1:] for name in tensors)
+
+
 class Breaks(dict):
     """Tensors of a rank that fails when one of them is touched."""
 
@@ -171,8 +195,8 @@ def test_damage_on_the_way_is_found_and_named(controls: Controls, monkeypatch) -
 
     def flip(num_left: int = 0) -> None:
         finish(num_left)
-        arena = next(iter(ranks[2]._arenas.values()))
-        arena[0] ^= 1
+        for arena in ranks[2]._arenas.values():
+            arena[0] ^= 1
 
     monkeypatch.setattr(damaged, "finish", flip)
     results = run(ranks, 1, memory)

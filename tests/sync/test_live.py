@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -65,6 +66,10 @@ class Live:
         if self.kind == "loopback":
             group = Loopback(len(self.controls.all))
             return [group.channel(i, timeout_s=5) for i in range(group.num_ranks)]
+        if self.kind in ("shm", "gloo"):
+            module = importlib.import_module(f"gymfast.channels.{self.kind}")
+            open_channel = getattr(module, f"open_{self.kind}")
+            return in_threads(*(partial(open_channel, c, timeout_s=5) for c in self.controls.all))
         options = {"fanout": 1 if self.kind == "chain" else None, "timeout_s": 5.0}
         return in_threads(*(partial(open_tcp, c, **options) for c in self.controls.all))
 
@@ -104,6 +109,26 @@ def test_deltas_follow_a_full_version(live: Live) -> None:
         assert version == 0 or reports[0].sent_bytes < 0.1 * reports[0].raw_bytes
         step(live.weights, version)
     assert kinds == ["full", "delta", "delta", "delta", "delta"]
+
+
+@pytest.mark.parametrize("kind", ["shm", "gloo"])
+def test_versions_follow_each_other_over_every_channel(kind: str) -> None:
+    if kind == "gloo":
+        pytest.importorskip("torch.distributed")
+    group = Live(2, kind)
+    test_deltas_follow_a_full_version(group)
+    group.close()
+
+
+def test_full_versions_come_in_buckets_that_suit_the_channel() -> None:
+    group = Live(1, "loopback")
+    channel = group.publisher._channel
+    channel.good_bucket_bytes = 8192
+    group.publisher = LivePublisher(group.controls.all[0], channel, timeout_s=5)
+    group.sync()
+    assert group.receivers[0]._bucket_bytes == 8192
+    assert same(group.weights, group.replicas[0])
+    group.close()
 
 
 def test_dense_changes_are_sent_in_full(live: Live) -> None:
