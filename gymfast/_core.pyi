@@ -189,8 +189,10 @@ def encode_blocks(base: numpy.typing.NDArray[numpy.uint8], new: numpy.typing.NDA
 def rollback_blocks(base: numpy.typing.NDArray[numpy.uint8], undo: bytes | memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int) -> None:
     """Puts back what base held before the encode_blocks that returned undo."""
 
-def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearray | memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, class_shift: int, class_base: int, has_base: bool, digests: numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, threads: int) -> int:
-    """Units changed; a block is written only after its check matched."""
+def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearray | memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, tile_cols: int, class_shift: int, class_base: int, has_base: bool, digests: numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, threads: int, found: numpy.typing.NDArray[numpy.uint64] | None = None) -> int:
+    """
+    Units changed; a block is written only after its check matched. `found` gets the digests of the blocks as they lie in memory afterwards.
+    """
 
 def zstd_xor_frame(old: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], new: Annotated[NDArray[numpy.uint8], dict(shape=(None,), order='C', device='cpu', writable=False)], threads: int = 1) -> bytes:
     """A standard zstd frame of old XOR new, made without a match search."""

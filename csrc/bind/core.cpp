@@ -422,7 +422,7 @@ NB_MODULE(_core, m) {
       [](U8InOut data, nb::handle body, std::uint64_t num_units, std::uint64_t unit_bytes,
          std::uint64_t cols, std::uint64_t tile_rows, std::uint64_t tile_cols, int class_shift,
          int class_base, bool has_base, DigestsInOut digests, std::uint64_t first_block,
-         std::uint64_t num_blocks, std::size_t threads) {
+         std::uint64_t num_blocks, std::size_t threads, DigestsInOut found) {
         gymfast::BlockRun run =
             make_run({num_units, unit_bytes, cols, tile_rows, tile_cols}, threads);
         require_size("data", data.size(), run.geometry.num_bytes());
@@ -430,6 +430,12 @@ NB_MODULE(_core, m) {
         run.first_block = first_block;
         run.num_blocks = num_blocks;
         run.params = {gymfast::Profile::kAuto, class_shift, class_base, has_base};
+        if (found.is_valid()) {
+          if (found.shape(0) != num_blocks) {
+            throw nb::value_error("found needs one row for each block of the call");
+          }
+          run.found = reinterpret_cast<Digest*>(found.data());
+        }
         const BufferView view(body);
         std::uint64_t num_changed = 0;
         Status status;
@@ -442,13 +448,14 @@ NB_MODULE(_core, m) {
       },
       "data"_a, "body"_a, "num_units"_a, "unit_bytes"_a, "cols"_a, "tile_rows"_a, "tile_cols"_a,
       "class_shift"_a, "class_base"_a, "has_base"_a, "digests"_a, "first_block"_a, "num_blocks"_a,
-      "threads"_a,
+      "threads"_a, "found"_a.none() = nb::none(),
       nb::sig("def apply_blocks(data: numpy.typing.NDArray[numpy.uint8], body: bytes | bytearray "
               "| memoryview, num_units: int, unit_bytes: int, cols: int, tile_rows: int, "
               "tile_cols: int, class_shift: int, class_base: int, has_base: bool, digests: "
               "numpy.typing.NDArray[numpy.uint64], first_block: int, num_blocks: int, threads: "
-              "int) -> int"),
-      "Units changed; a block is written only after its check matched.");
+              "int, found: numpy.typing.NDArray[numpy.uint64] | None = None) -> int"),
+      "Units changed; a block is written only after its check matched. `found` gets the digests of "
+      "the blocks as they lie in memory afterwards.");
 
   m.def(
       "zstd_xor_frame",

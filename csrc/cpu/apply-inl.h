@@ -428,7 +428,7 @@ inline Status apply_block(const ApplyJob& job, Scratch& s, Digest& partial,
     after[i] = apply_code(before[i], after[i]);
   }
   Digest digest = partial;
-  digest_changes(s.index, before, after, k, job.placement, &digest);
+  digest_changes(s.index, before, after, k, job.placement, job.mode != Mode::kSmall, &digest);
   if (fold32(digest) != job.check) {
     return fail(Error::kResultCheck, 0, fold32(digest), job.check);
   }

@@ -204,6 +204,20 @@ Status parse_table(const BlockRun& run, std::span<const std::uint8_t> body,
   return Status{};
 }
 
+Digest digest_tile(const Geometry& g, std::uint64_t block, const std::uint8_t* data) {
+  const Tile tile = tile_of(g, block);
+  const Placement place = placement_of(g, tile);
+  const std::size_t line = static_cast<std::size_t>(place.row_units * g.unit_bytes);
+  const DigestFunction digest = active_kernels()->digest;
+  Digest sum;
+  std::uint64_t offset = tile.offset;
+  for (std::uint64_t done = 0; done < tile.num_units(); done += place.row_units) {
+    digest(data + offset, line, offset, &sum);
+    offset += place.stride_bytes;
+  }
+  return sum;
+}
+
 Status apply_one(const BlockRun& run, const TableEntry& entry, const std::uint8_t* payload,
                  std::uint64_t block, std::uint8_t* data, Scratch& scratch,
                  std::uint64_t* num_changed) {
@@ -337,8 +351,7 @@ void EncodedRun::write_undo(std::uint8_t* out) const {
 
 Status encode_run(const BlockRun& run, std::uint8_t* base, const std::uint8_t* next, bool update,
                   bool undo, EncodedRun* out) {
-  const Status status = check_run(run);
-  if (!status.is_ok()) return status;
+  if (const Status status = check_run(run); !status.is_ok()) return status;
   const Geometry& g = run.geometry;
   const Kernels* kernels = active_kernels();
   out->first_block = run.first_block;
@@ -435,37 +448,25 @@ Status apply_run(const BlockRun& run, std::span<const std::uint8_t> body, std::u
   FirstError errors;
   std::atomic<std::uint64_t> total{0};
   parallel_for(table.size(), run.num_threads, [&](std::size_t i) {
-    if (table[i].mode == Mode::kUnchanged) return;
-    ScratchLease lease(block_units(run.geometry),
-                       static_cast<std::size_t>(run.geometry.unit_bytes));
-    std::uint64_t changed = 0;
-    const Status result = apply_one(run, table[i], body.data() + table[i].offset,
-                                    run.first_block + i, data, *lease, &changed);
-    if (!result.is_ok()) errors.report(result, run.first_block + i);
-    total += changed;
+    if (table[i].mode != Mode::kUnchanged) {
+      ScratchLease lease(block_units(run.geometry),
+                         static_cast<std::size_t>(run.geometry.unit_bytes));
+      std::uint64_t changed = 0;
+      const Status result = apply_one(run, table[i], body.data() + table[i].offset,
+                                      run.first_block + i, data, *lease, &changed);
+      if (!result.is_ok()) errors.report(result, run.first_block + i);
+      total += changed;
+    }
+    if (run.found) run.found[i] = digest_tile(run.geometry, run.first_block + i, data);
   });
   *num_changed = total;
   return errors.get();
 }
 
 Status digest_run(const BlockRun& run, const std::uint8_t* data) {
-  const Status status = check_run(run);
-  if (!status.is_ok()) return status;
-  const Geometry& g = run.geometry;
-  const DigestFunction digest = active_kernels()->digest;
+  if (const Status status = check_run(run); !status.is_ok()) return status;
   parallel_for(static_cast<std::size_t>(run.num_blocks), run.num_threads, [&](std::size_t i) {
-    const Tile tile = tile_of(g, run.first_block + i);
-    const Placement place = placement_of(g, tile);
-    Digest sum;
-    const std::uint8_t* row = data + tile.offset;
-    std::uint64_t offset = tile.offset;
-    const std::size_t line = static_cast<std::size_t>(place.row_units * g.unit_bytes);
-    for (std::uint64_t done = 0; done < tile.num_units(); done += place.row_units) {
-      digest(row, line, offset, &sum);
-      row += place.stride_bytes;
-      offset += place.stride_bytes;
-    }
-    run.digests[run.first_block + i] = sum;
+    run.digests[run.first_block + i] = digest_tile(run.geometry, run.first_block + i, data);
   });
   return Status{};
 }

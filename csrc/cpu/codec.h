@@ -34,6 +34,7 @@ struct BlockRun {
   std::uint64_t first_block = 0;
   std::uint64_t num_blocks = 0;
   Digest* digests = nullptr;
+  Digest* found = nullptr;  // apply_run: if not null, one for each block of the run
   std::size_t num_threads = 1;
 };
 
@@ -64,7 +65,8 @@ Status rollback_run(const Geometry& geometry, std::span<const std::uint8_t> undo
                     std::uint8_t* base);
 
 // `body` is what follows num_blocks in a BLOCKS section. Every block is written only after its
-// check matched; on an error other blocks of the run may have been written.
+// check matched; on an error other blocks of the run may have been written. `found` gets the
+// digests of all blocks of the run as they lie in memory then, each read while it is in the cache.
 Status apply_run(const BlockRun& run, std::span<const std::uint8_t> body, std::uint8_t* data,
                  std::uint64_t* num_changed);
 

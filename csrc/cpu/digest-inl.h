@@ -116,13 +116,49 @@ inline void digest_steps(const T* before, const T* after, std::size_t count, Off
   }
 }
 
+// The same for changes whose row is often that of one of the changes just before: up to four rows
+// are summed at once.
+template <class T, class OffsetOf>
+inline void digest_near_steps(const T* before, const T* after, std::size_t count,
+                              OffsetOf&& offset_of, Digest* sum) {
+  constexpr std::size_t kRows = 4;
+  std::uint64_t rows[kRows] = {}, inner[kRows][2] = {};
+  const auto flush = [&](std::size_t at) {
+    for (unsigned lane = 0; lane < 2; ++lane) {
+      sum->lane[lane] += row_key(rows[at], lane) * inner[at][lane];
+      inner[at][lane] = 0;
+    }
+  };
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::uint64_t offset = offset_of(i), row = offset / kDigestRowBytes;
+    const std::size_t at = row % kRows;
+    if (rows[at] != row) {
+      flush(at);
+      rows[at] = row;
+    }
+    const std::uint64_t step = (std::uint64_t{after[i]} - std::uint64_t{before[i]})
+                               << (8 * (offset & 3));
+    const std::size_t column = (offset >> 2) & (kDigestColumns - 1);
+    inner[at][0] += step * kColumnKeys.lane[0][column];
+    inner[at][1] += step * kColumnKeys.lane[1][column];
+  }
+  for (std::size_t at = 0; at < kRows; ++at) flush(at);
+}
+
+// `is_ascending` says that the positions are, which is faster.
 template <class T>
 inline void digest_changes(const std::uint32_t* index, const T* before, const T* after,
-                           std::size_t count, const Placement& place, Digest* sum) {
+                           std::size_t count, const Placement& place, bool is_ascending,
+                           Digest* sum) {
+  const auto offset_of = [&](std::size_t i) {
+    return place.offset + std::uint64_t{index[i]} * sizeof(T);
+  };
+  if (place.stride_bytes == 0 && is_ascending) {
+    digest_steps(before, after, count, offset_of, sum);
+    return;
+  }
   if (place.stride_bytes == 0) {
-    digest_steps(
-        before, after, count,
-        [&](std::size_t i) { return place.offset + std::uint64_t{index[i]} * sizeof(T); }, sum);
+    digest_near_steps(before, after, count, offset_of, sum);
     return;
   }
   const auto row_units = static_cast<std::uint32_t>(place.row_units);

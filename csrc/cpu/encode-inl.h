@@ -382,7 +382,7 @@ inline Status encode_block(const EncodeJob& job, Scratch& s, Digest& partial, En
   out->mode = Mode::kUnchanged;
   if (k == 0) return Status{};
   if (job.undo) write_undo(changes, next, n, &out->undo);
-  digest_changes(changes.index, changes.before, changes.after, k, job.placement, &partial);
+  digest_changes(changes.index, changes.before, changes.after, k, job.placement, true, &partial);
   out->check = fold32(partial);
   const std::size_t raw_bytes = n * sizeof(T);
   bool has_payload = false;

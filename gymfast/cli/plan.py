@@ -10,7 +10,6 @@ from gymfast.cli.output import Output, format_size, format_table, with_output
 
 if TYPE_CHECKING:
     from gymfast.cost.plan import TransferPlan
-    from gymfast.models import ModelConfig
 
 _EPILOG = """\b
 Examples:
@@ -68,44 +67,27 @@ def command(
 
     MODEL is a name of the catalogue, such as Qwen3-8B; a wrong one lists all.
     """
-    from gymfast import models
-    from gymfast.cost.cluster import NETWORKS, Cluster
-    from gymfast.cost.plan import Job, plan
+    from gymfast.cost.plan import plan, sync_job
+    from gymfast.models import FORMATS
+    from gymfast.models import model as find
 
     try:
-        config = models.model(model)
-        if rank is not None:
-            num_bytes = models.lora_bytes(config, models.Lora(rank))
-        else:
-            num_bytes = _bytes_in(config, fmt)
-        if saved is not None:
-            if not 0 <= saved < 1:
-                raise ValueError(f"saved is {saved}, expected 0 to below 1")
-            num_bytes = round(num_bytes * (1 - saved))
-        job = Job(
-            num_bytes,
-            Cluster.parse(train),
-            Cluster.parse(engines),
-            NETWORKS[net],
-            nodes_per_engine,
+        name = find(model).name
+        job = sync_job(
+            model,
+            train,
+            engines,
+            net,
+            fmt=FORMATS[FORMATS.index(fmt)],
+            lora_rank=rank,
+            saved_ratio=saved,
+            nodes_per_engine=nodes_per_engine,
         )
         made = plan(job, bucket_bytes=bucket_mib and bucket_mib << 20, depth=depth)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
-    what = f"{config.name} {fmt}" if rank is None else f"{config.name} LoRA r={rank}"
-    output.result({"model": config.name, **_fields(made)}, _text(what, made))
-
-
-def _bytes_in(config: ModelConfig, fmt: str) -> int:
-    """Bytes of the model; ValueError for a format that changes nothing of it."""
-    from gymfast import models
-
-    num_bytes = models.model_bytes(config, models.FORMATS[models.FORMATS.index(fmt)])
-    if fmt != "bf16" and num_bytes == models.model_bytes(config, "bf16"):
-        raise ValueError(
-            f"format {fmt} is for experts, and {config.name} has none: use bf16 or fp8"
-        )
-    return num_bytes
+    what = f"{name} {fmt}" if rank is None else f"{name} LoRA r={rank}"
+    output.result({"model": name, **_fields(made)}, _text(what, made))
 
 
 def _fields(plan: TransferPlan) -> dict[str, object]:
@@ -122,6 +104,7 @@ def _fields(plan: TransferPlan) -> dict[str, object]:
         "staging_bytes": plan.staging_bytes,
         "stages_s": plan.busy_s,
         "total_s": plan.total_s,
+        "pause_s": plan.pause_s,
         "line_rate_s": plan.bound_s,
     }
 
@@ -142,5 +125,6 @@ def _text(what: str, plan: TransferPlan) -> list[str]:
         "",
         *format_table(("stage", "busy"), rows),
         "",
+        f"engines pause {plan.pause_s:.4f} s",
         f"predicted {plan.total_s:.4f} s; line rate {plan.bound_s:.4f} s, {100 * ratio:.1f} %",
     ]

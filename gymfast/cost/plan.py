@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from gymfast import models
 from gymfast.buckets import ALIGNMENT
-from gymfast.cost.cluster import GPUS, Cluster, Network
+from gymfast.cost.cluster import GPUS, NETWORKS, Cluster, Network
 from gymfast.cost.pipeline import Stage, best_bucket, pipeline_s
+from gymfast.models import Format
 
 _MIN_BUCKET, _MAX_BUCKET = 16 << 20, 1 << 30
 _DEPTH = 3  # one bucket is packed, one on the wire, one unpacked
@@ -22,13 +24,17 @@ _KERNEL_S = 10e-6  # launch of a kernel
 
 @dataclass(frozen=True)
 class Job:
-    """What is to be moved, from where to where. Engines take `nodes_per_engine` nodes each."""
+    """What is to be moved, from where to where. Engines take `nodes_per_engine` nodes each.
+
+    Where that is a delta, `delta_of_bytes` are the bytes of the weights it is applied to.
+    """
 
     num_bytes: int
     train: Cluster
     engines: Cluster
     network: Network
     nodes_per_engine: int = 1
+    delta_of_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.num_bytes < 0:
@@ -79,6 +85,58 @@ class TransferPlan:
             for stage in self.stages
         }
 
+    @property
+    def pause_s(self) -> float:
+        """Seconds that an engine answers nothing.
+
+        Of a full transfer all of it: its buckets are written as they come. A delta is complete
+        before its first write; then each GPU unpacks it and reads its share of the weights once.
+        """
+        job = self.job
+        if job.delta_of_bytes is None:
+            return self.total_s
+        share_bytes = job.delta_of_bytes / (job.nodes_per_engine * job.engines.gpus_per_node)
+        return self.busy_s["unpack"] + share_bytes / GPUS[job.engines.gpu].memory_bytes_per_s
+
+
+def sync_job(
+    model: str,
+    train: str,
+    engines: str,
+    net: str = "rdma",
+    *,
+    fmt: Format = "bf16",
+    lora_rank: int | None = None,
+    saved_ratio: float | None = None,
+    nodes_per_engine: int = 1,
+) -> Job:
+    """The job of one sync of a published model, in the words of `gymfast plan`.
+
+    `saved_ratio` is the part of the bytes that a delta does not send; None sends everything.
+    `plan(sync_job(...))` has `total_s`, `busy_s` by stage and `pause_s`: what a simulator needs.
+    Raises ValueError for a model, cluster, network, format or number that cannot be.
+    """
+    config = models.model(model)
+    if fmt not in models.FORMATS:
+        raise ValueError(f"format {fmt!r}, expected one of {', '.join(models.FORMATS)}")
+    if net not in NETWORKS:
+        raise ValueError(f"network {net!r}, expected one of {', '.join(NETWORKS)}")
+    if lora_rank is not None:
+        num_bytes = models.lora_bytes(config, models.Lora(lora_rank))
+    else:
+        num_bytes = models.model_bytes(config, fmt)
+        if fmt != "bf16" and num_bytes == models.model_bytes(config, "bf16"):
+            raise ValueError(
+                f"format {fmt} is for experts, and {config.name} has none: use bf16 or fp8"
+            )
+    delta_of_bytes = None
+    if saved_ratio is not None:
+        if not 0 <= saved_ratio < 1:
+            raise ValueError(f"saved is {saved_ratio}, expected 0 to below 1")
+        delta_of_bytes, num_bytes = num_bytes, round(num_bytes * (1 - saved_ratio))
+    clusters = Cluster.parse(train), Cluster.parse(engines)
+    return Job(num_bytes, *clusters, NETWORKS[net], nodes_per_engine, delta_of_bytes)
+
 
 def plan(job: Job, *, bucket_bytes: int | None = None, depth: int | None = None) -> TransferPlan:
     """The plan for a job; bucket and depth are chosen if they are not given.
@@ -114,11 +172,6 @@ def plan(job: Job, *, bucket_bytes: int | None = None, depth: int | None = None)
         total_s=total_s,
         bound_s=bytes_per_root / rate,
     )
-
-
-def with_bytes(job: Job, num_bytes: int) -> Job:
-    """The same job for another number of bytes: a delta, an adapter."""
-    return replace(job, num_bytes=num_bytes)
 
 
 def _rails(job: Job) -> int:

@@ -27,6 +27,7 @@ from gymfast.delta.frame import (
     frame_info,
 )
 from gymfast.delta.parse import Frame, parse, with_modes
+from gymfast.delta.read_back import ReadBack
 from gymfast.delta.records import Digest
 from gymfast.delta.state import State, gather, num_threads
 from gymfast.errors import ChecksumError
@@ -55,6 +56,7 @@ def apply(
     backend: str = "auto",
     threads: int | None = None,
     key: bytes | None = None,
+    done: ReadBack | None = None,
 ) -> ApplyReport:
     """Turns base into the state that the frame describes, in place.
 
@@ -62,7 +64,8 @@ def apply(
     All sections, names, dtypes, shapes and digests are checked before the first write; tensors
     that already are in the new state are skipped, so applying a frame twice is a no-op. A State
     has its own back end and threads. Writes go past autograd and its version counters. With a key
-    a frame that the holder of the key did not encode is refused, unread.
+    a frame that the holder of the key did not encode is refused, unread. With `done` each block
+    that changes is read again right after it was written, and `State.verify(done)` reads the rest.
     Raises FormatError (also as ChecksumError, CoverageError) for a frame that is damaged or made
     for another base, ValueError for tensors that cannot be written in place, ChainError for a
     state left inconsistent. Nothing was written then, unless the error says "inconsistent".
@@ -75,7 +78,7 @@ def apply(
         _untie(state, parsed)
     steps = plan_steps(parsed, receiver)
     check_writable(steps, state)
-    return _execute(parsed, state, steps, reset=False)
+    return _execute(parsed, state, steps, Executor(state, steps, reset=False, done=done))
 
 
 def restore(
@@ -108,7 +111,7 @@ def restore(
     # What goes is a step like the others: nothing is written until all that can be refused was.
     named = {step.name for step in steps}
     steps += [_removal(name, receiver) for name in receiver.specs() if name not in named]
-    return _execute(parsed, state, steps, reset=True)
+    return _execute(parsed, state, steps, Executor(state, steps, reset=True))
 
 
 def _removal(name: str, receiver: LiveReceiver) -> Step:
@@ -179,9 +182,10 @@ def _untie(state: State, parsed: ParsedFrame) -> None:
                 state.untie(record.name)
 
 
-def _execute(parsed: ParsedFrame, state: State, steps: list[Step], *, reset: bool) -> ApplyReport:
+def _execute(
+    parsed: ParsedFrame, state: State, steps: list[Step], executor: Executor
+) -> ApplyReport:
     known = set(state.slots)
-    executor = Executor(state, steps, reset=reset)
     executor.run()
     if state.root != parsed.end.new_root:
         state.is_consistent = False

@@ -13,6 +13,7 @@ from gymfast.delta.apply_plan import Action, Spec, Step
 from gymfast.delta.backends import Backend
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.memory import CPU, assign, count_different
+from gymfast.delta.read_back import ReadBack, compare
 from gymfast.delta.records import BlocksRecord, Digest
 from gymfast.delta.state import Rows, Slot, State, room_for, zero_rows
 from gymfast.delta.tensors import Tensor, like, overlapping, why_not_live, zeros
@@ -85,13 +86,17 @@ def check_writable(steps: list[Step], state: State) -> None:
 class Executor:
     """Carries out planned steps on a state; what has to be built is built before the first write.
 
-    `reset` is for anchors: memory that is kept starts from zeros.
+    `reset` is for anchors: memory that is kept starts from zeros. With `done` the blocks that are
+    changed in place are read again, and noted there.
     """
 
-    def __init__(self, state: State, steps: list[Step], *, reset: bool) -> None:
+    def __init__(
+        self, state: State, steps: list[Step], *, reset: bool, done: ReadBack | None = None
+    ) -> None:
         self._state = state
         self._steps = steps
         self._reset = reset
+        self._done = done
         self._rows: dict[str, Rows] = {}
         self.num_changed = 0
 
@@ -109,7 +114,7 @@ class Executor:
             patches = list(self._of(Action.PATCH))
             for step in patches:
                 self._prepare(step)
-            self._write(self._state.slots, patches)
+            self._write(self._state.slots, patches, self._done)
             self._state.slots.update(built)
             for step in self._of(Action.COPY):
                 self._copy(step)
@@ -128,9 +133,11 @@ class Executor:
     def _of(self, action: Action) -> Iterator[Step]:
         return (step for step in self._steps if step.action is action)
 
-    def _write(self, slots: Mapping[str, Slot], steps: list[Step]) -> None:
+    def _write(
+        self, slots: Mapping[str, Slot], steps: list[Step], done: ReadBack | None = None
+    ) -> None:
         pairs = [(slots[step.name], step) for step in steps]
-        self.num_changed += write_blocks(pairs, self._state.backend, self._state.threads)
+        self.num_changed += write_blocks(pairs, self._state.backend, self._state.threads, done)
 
     def _prepare(self, step: Step) -> None:
         slot = self._state.slots[step.name]
@@ -169,9 +176,15 @@ def new_slot(step: Step, place: str) -> Slot:
     return Slot(tensor, geometry, rows)
 
 
-def write_blocks(pairs: Sequence[tuple[Slot, Step]], backend: Backend, threads: int) -> int:
+def write_blocks(
+    pairs: Sequence[tuple[Slot, Step]],
+    backend: Backend,
+    threads: int,
+    done: ReadBack | None = None,
+) -> int:
     """Units changed, once all blocks of all steps are in place and give the digests of END.
 
+    With `done` what was written is read again, section by section, and noted there.
     Raises FormatError and ChecksumError for the first block or tensor that is not as the frame
     says; other tensors may be written then, and no thread writes any more.
     """
@@ -179,6 +192,8 @@ def write_blocks(pairs: Sequence[tuple[Slot, Step]], backend: Backend, threads: 
     in_place = any(slot.tensor.place != CPU for slot, _ in pairs)  # see EncodePass
     num_sections = sum(len(step.blocks) for _, step in pairs)
     workers = OrderedWorkers(threads, num_sections, in_place=in_place)
+    if done is not None:
+        done.begin(slot for slot, _ in pairs)
 
     def jobs() -> Iterator[tuple[tuple[Slot, Step], Callable[[], int] | None]]:
         for slot, step in pairs:
@@ -186,8 +201,8 @@ def write_blocks(pairs: Sequence[tuple[Slot, Step]], backend: Backend, threads: 
             per_call = backend.sections_per_call(data, slot.geometry, params) if step.blocks else 1
             for first in range(0, len(step.blocks), per_call):
                 sections = step.blocks[first : first + per_call]
-                job = partial(_write_sections, slot, step, sections, backend, workers.job_threads)
-                yield (slot, step), job
+                job = partial(_write_sections, slot, step, sections, backend)
+                yield (slot, step), partial(job, threads=workers.job_threads, done=done)
             yield (slot, step), None
 
     num_changed = 0
@@ -200,13 +215,26 @@ def write_blocks(pairs: Sequence[tuple[Slot, Step]], backend: Backend, threads: 
 
 
 def _write_sections(
-    slot: Slot, step: Step, sections: Sequence[BlocksRecord], backend: Backend, threads: int
+    slot: Slot,
+    step: Step,
+    sections: Sequence[BlocksRecord],
+    backend: Backend,
+    *,
+    threads: int,
+    done: ReadBack | None,
 ) -> int:
     """Called on any thread."""
+    data, rows = slot.tensor.data, slot.rows
     with naming(step.name):
-        return backend.apply_sections(
-            slot.tensor.data, sections, slot.geometry, step.params, slot.rows, threads
+        if done is None:
+            return backend.apply_sections(data, sections, slot.geometry, step.params, rows, threads)
+        num_changed, found = backend.apply_and_read(
+            data, sections, slot.geometry, step.params, rows, threads
         )
+    for section, digests in zip(sections, found, strict=True):
+        compare(step.name, slot, section.first_block, digests)
+        done.note(slot, section.first_block, section.num_blocks)
+    return num_changed
 
 
 def check_result(found: Digest, step: Step) -> None:

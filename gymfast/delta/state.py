@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from gymfast.delta import memory
 from gymfast.delta.backends import Backend, require_kinds, select
 from gymfast.delta.geometry import DEFAULT_BLOCK_UNITS, Geometry, plan_geometry
+from gymfast.delta.read_back import ReadBack, compare
 from gymfast.delta.records import Digest, root_of
 from gymfast.delta.tensors import (
     Identity,
@@ -301,24 +302,21 @@ class State:
                 "from an anchor (gymfast.delta.restore) or make a new one"
             )
 
-    def verify(self) -> None:
-        """Reads all bytes and compares them with the digests kept.
+    def verify(self, done: ReadBack | None = None) -> None:
+        """Reads all bytes, but for what `done` has read, and compares them with the digests kept.
 
         Raises ChecksumError that names the first tensor and block that differ.
         """
+        done = done or ReadBack()
         for name, slot in self._distinct().items():
-            rows = self.backend.digest_blocks(slot.tensor.data, slot.geometry, self.threads)
-            wrong = np.flatnonzero((rows != slot.rows).any(axis=1))
-            if wrong.size:
-                self.is_consistent = False
-                block = int(wrong[0])
-                found, expected = _hex(rows[block]), _hex(slot.rows[block])
-                raise ChecksumError(
-                    f"tensor {name!r}: block {block} (and {wrong.size - 1} more of {len(rows)}) "
-                    f"has digest {found}, expected {expected}: its memory was changed from "
-                    "outside or is damaged; restore the state from an anchor",
-                    61,
-                )
+            data, geometry = slot.tensor.data, slot.geometry
+            for first, count in done.rest(slot):
+                found = self.backend.digest_blocks(data, geometry, self.threads, first, count)
+                try:
+                    compare(name, slot, first, found)
+                except ChecksumError:
+                    self.is_consistent = False
+                    raise
 
     def _copy(self, name: str, tensor: Tensor) -> Tensor:
         place = self.place_beside(tensor.place)

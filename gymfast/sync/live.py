@@ -25,6 +25,7 @@ from gymfast.channels.troubles import heeding
 from gymfast.delta import Encoder, State, Tensor, apply
 from gymfast.delta.encode import Profile
 from gymfast.delta.memory import CPU
+from gymfast.delta.read_back import ReadBack
 from gymfast.delta.state import gather, num_threads
 from gymfast.delta.tensors import Weights
 from gymfast.errors import ChannelError, ChecksumError, CoverageError
@@ -32,7 +33,7 @@ from gymfast.sync.density import sampled_density
 
 Kind = Literal["delta", "full"]
 DEFAULT_MAX_DENSITY = 0.25
-DEFAULT_DELTA_BUCKET_BYTES = 1 << 20
+DEFAULT_DELTA_BUCKET_BYTES = 1 << 18
 _Work = Callable[[], int]
 
 
@@ -250,7 +251,8 @@ class LiveSubscriber(_Side):
     ) -> None:
         """A receiver into `weights`; one pass computes their digests. May be empty at first.
 
-        `verify_all` reads all bytes again after each version.
+        `verify_all` reads all bytes again before a version counts: blocks that it changes right
+        after they were written, the others at the end.
         Raises ValueError on rank 0, or for tensors that cannot be written in place.
         """
         if control.rank == 0:
@@ -307,10 +309,11 @@ class LiveSubscriber(_Side):
         self._is_through = True
         self._lap("receive")
         assert self._state is not None, "a delta needs a base"
-        apply(self._state, frame)
+        done = ReadBack() if self._verify_all else None
+        apply(self._state, frame, done=done)
         self._lap("apply")
         if self._verify_all:
-            self._state.verify()
+            self._state.verify(done)
             self._lap("verify")
         return len(frame)
 

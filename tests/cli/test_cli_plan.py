@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import io
 import json
+import textwrap
+from contextlib import redirect_stdout
+from pathlib import Path
 
 import pytest
 from cli_commands import Gymfast
+
+from gymfast.cost.plan import plan, sync_job
 
 CLUSTERS = ("--train", "4x8:B200", "--engines", "2x8:B200")
 
@@ -55,3 +61,29 @@ def test_a_plan_that_cannot_be_is_a_usage_error(
     result = gymfast("plan", *options)
     assert result.code == 2
     assert words in " ".join(result.err.split())
+
+
+@pytest.mark.parametrize("saved", [None, 0.98])
+@pytest.mark.parametrize("net", ["rdma", "tcp", "wan"])
+def test_the_simulator_gets_the_numbers_of_the_command(
+    gymfast: Gymfast, net: str, saved: float | None
+) -> None:
+    options = ("--saved", str(saved)) if saved is not None else ()
+    printed = json.loads(
+        gymfast("plan", "GLM-4.7", *CLUSTERS, "--net", net, "--json", *options).out
+    )
+    made = plan(sync_job("GLM-4.7", "4x8:B200", "2x8:B200", net, saved_ratio=saved))
+    assert printed["total_s"] == made.total_s
+    assert printed["stages_s"] == made.busy_s
+    assert printed["pause_s"] == made.pause_s
+    assert printed["num_bytes"] == made.job.num_bytes
+
+
+def test_the_example_of_the_docs_prints_what_it_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "transfer.md").read_text()
+    code = text.split("gives a simulator the same numbers:\n")[1].split("\n\nSeconds")[0]
+    printed = io.StringIO()
+    with redirect_stdout(printed):
+        exec(textwrap.dedent(code), {})
+    stated = [line.split("# ")[1] for line in code.splitlines() if "# " in line]
+    assert printed.getvalue().splitlines() == stated

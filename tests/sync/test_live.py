@@ -156,7 +156,7 @@ def test_R25_a_receiver_that_fails_is_named_and_gets_everything_next_time(live: 
     step(live.weights, 1)
     receiver = live.receivers[1]
     verify = receiver._state.verify
-    receiver._state.verify = lambda: (_ for _ in ()).throw(OSError("a broken memory bank"))
+    receiver._state.verify = lambda done: (_ for _ in ()).throw(OSError("a broken memory bank"))
     results = live.sync()
     assert results[0].failed == {2: "OSError: a broken memory bank"}
     assert isinstance(results[2], OSError)

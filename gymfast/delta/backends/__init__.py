@@ -169,6 +169,25 @@ class Backend(Protocol):
             for section in sections
         )
 
+    def apply_and_read(
+        self,
+        data: Data,
+        sections: Sequence[BlocksRecord],
+        geometry: Geometry,
+        params: BlockParams,
+        digests: NDArray[np.uint64],
+        threads: int,
+    ) -> tuple[int, list[NDArray[np.uint64]]]:
+        """As apply_sections; also the partial digests of the blocks of each section, read again.
+
+        They are those of the bytes in data after these blocks were written.
+        """
+        num_changed = self.apply_sections(data, sections, geometry, params, digests, threads)
+        return num_changed, [
+            self.digest_blocks(data, geometry, threads, section.first_block, section.num_blocks)
+            for section in sections
+        ]
+
 
 def select(name: str = "auto") -> Backend:
     """The back end of this name; "auto" is the fastest that runs where the tensors lie.

@@ -70,6 +70,12 @@ class AutoBackend(Backend):
         """See Backend."""
         return self._of(data).apply_sections(data, *args, **options)
 
+    def apply_and_read(
+        self, data: Data, *args: Any, **options: Any
+    ) -> tuple[int, list[NDArray[np.uint64]]]:
+        """See Backend."""
+        return self._of(data).apply_and_read(data, *args, **options)
+
     def _of(self, data: Data) -> Backend:
         return self._cpu if isinstance(data, np.ndarray) else self._device
 

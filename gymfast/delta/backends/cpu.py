@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -10,6 +12,7 @@ from gymfast.delta import memory
 from gymfast.delta.backends import Backend, BlockParams, EncodedBlocks
 from gymfast.delta.geometry import Geometry
 from gymfast.delta.memory import U8
+from gymfast.delta.records import BlocksRecord
 
 
 class CpuBackend(Backend):
@@ -88,6 +91,40 @@ class CpuBackend(Backend):
         threads: int,
     ) -> int:
         """See Backend."""
+        span = first_block, num_blocks
+        return self._apply(data, body, geometry, params, digests, span, threads, None)
+
+    def apply_and_read(
+        self,
+        data: U8,
+        sections: Sequence[BlocksRecord],
+        geometry: Geometry,
+        params: BlockParams,
+        digests: NDArray[np.uint64],
+        threads: int,
+    ) -> tuple[int, list[NDArray[np.uint64]]]:
+        """See Backend; each block is read while it is in the cache."""
+        num_changed, read = 0, []
+        for section in sections:
+            span = section.first_block, section.num_blocks
+            found = np.empty((section.num_blocks, 2), np.uint64)
+            num_changed += self._apply(
+                data, section.body, geometry, params, digests, span, threads, found
+            )
+            read.append(found)
+        return num_changed, read
+
+    def _apply(
+        self,
+        data: U8,
+        body: bytes | memoryview,
+        geometry: Geometry,
+        params: BlockParams,
+        digests: NDArray[np.uint64],
+        span: tuple[int, int],
+        threads: int,
+        found: NDArray[np.uint64] | None,
+    ) -> int:
         return _core.apply_blocks(
             data,
             body,
@@ -96,9 +133,9 @@ class CpuBackend(Backend):
             params.class_base,
             params.has_base,
             digests,
-            first_block,
-            num_blocks,
+            *span,
             threads,
+            found,
         )
 
 
