@@ -141,11 +141,15 @@ class Control:
             self._number = number
             raise
 
-    def trouble(self, text: str) -> None:
-        """Tells rank 0 that something went wrong here; from rank 0, tells all others."""
+    def trouble(self, text: str, *, of: int | None = None) -> None:
+        """Tells rank 0 that something went wrong here; from rank 0, tells all others.
+
+        Rank 0 may speak for another rank, which only it knows to be lost.
+        """
+        value = [self.rank if of is None else of, text]
         for peer in [peer for peer in self._lines if peer not in self._lost]:
             with contextlib.suppress(ChannelError):  # whoever is lost needs no word
-                message = Message("trouble", self._formation, self._number, text)
+                message = Message("trouble", self._formation, self._number, value)
                 self._send(peer, message, HEARTBEAT_S)
 
     @contextlib.contextmanager
@@ -272,7 +276,9 @@ class Control:
                 self._formed = (message.formation, tuple(message.value))
             self._changed.notify_all()
         if message.kind == "trouble":
-            self._tell(peer, str(message.value), (message.formation, message.number))
+            of, text = message.value
+            rank = int(of) if peer == 0 else peer
+            self._tell(rank, str(text), (message.formation, message.number))
 
     def _lose(self, peer: int, why: str) -> None:
         with self._changed:

@@ -234,6 +234,9 @@ class TcpChannel(Channel):
         sink = _Sink(self, root, stream)
         heard_s, why = time.monotonic(), ""
         while sources and self._failure is None:
+            if sources[0] in self.lost:
+                why = f"rank {sources[0]} is lost: {self.lost[sources.popleft()]}"
+                continue
             num_received = sink.num_received
             try:
                 with contextlib.closing(self._call(sources[0], root, stream)) as sock:

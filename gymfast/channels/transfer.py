@@ -100,6 +100,15 @@ class BucketTransfer:
         """Bytes of all buckets."""
         return sum(plan.num_bytes for plan in self._plans.values())
 
+    @property
+    def staging_bytes(self) -> int:
+        """Memory that this takes at most beside the tensors: `depth` buckets for each root.
+
+        Taken once, when it is needed; pieces that are moved from where they lie need none.
+        """
+        sizes = (min(plan.bucket_bytes, plan.num_bytes) for plan in self._plans.values())
+        return self._channel.depth * sum(sizes)
+
     def agree(self) -> None:
         """Returns if all ranks have the same plans and environment.
 
@@ -114,6 +123,8 @@ class BucketTransfer:
         """Sends and fills tensors: flat bytes, those of other roots to be overwritten.
 
         A rank that cannot take part calls it with its `refusal`, which is raised again.
+        Of a tensor only its length and slices are used, each slice once, in order: one that makes
+        its bytes when it is sliced need never be whole in memory.
 
         The report tells of all ranks. Raises ChannelError if this rank did not get all,
         ChecksumError for damaged bytes, ValueError for tensors of another size; others go on if
@@ -141,6 +152,8 @@ class BucketTransfer:
         begin_s = time.perf_counter()
         failed = self._acknowledge(digests, failure, is_ready=is_ready)
         seconds.acknowledge = time.perf_counter() - begin_s
+        if isinstance(failure, ChannelError):
+            raise _with_causes(failure, failed) from failure
         if failure is not None:
             raise failure
         if control.rank in failed:
@@ -289,3 +302,16 @@ class BucketTransfer:
                     raise ValueError(f"tensor {tensor} of the plan is not among those given")
                 if len(found) != tensor.num_bytes:
                     raise ValueError(f"tensor {tensor} is given with {len(found)} bytes")
+
+
+def _with_causes(failure: ChannelError, failed: Mapping[int, str]) -> ChannelError:
+    """A failure of the channel with the ranks that failed of something else, or are lost."""
+    causes = {
+        rank: text
+        for rank, text in sorted(failed.items())
+        if not text.startswith("ChannelError: ") and text not in str(failure)
+    }
+    if not causes:
+        return failure
+    words = "; ".join(f"rank {rank}: {text}" for rank, text in causes.items())
+    return ChannelError(f"{failure}; {words}", tuple(sorted({*failure.ranks, *causes})))

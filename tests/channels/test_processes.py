@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ TIMEOUT_S = 6.0
 class Rank:
     """A rank in a process; what it says can be waited for."""
 
-    def __init__(self, rank: int, port: int, num_ranks: int, kind: str, versions: int) -> None:
-        arguments = [rank, port, num_ranks, kind, TIMEOUT_S, versions]
+    def __init__(self, *settings: Any, timeout_s: float = TIMEOUT_S, stop_at: str = "") -> None:
+        """`settings`: rank, port, number of ranks, kind of channel, number of versions."""
+        *others, versions = settings
+        arguments = [*others, timeout_s, versions, stop_at]
         self.process = subprocess.Popen(
             [sys.executable, "-P", str(SCRIPT), *map(str, arguments)],
             stdout=subprocess.PIPE,
@@ -55,11 +57,19 @@ class Rank:
 
 
 @contextmanager
-def group(num_ranks: int, kind: str, versions: int) -> Iterator[list[Rank]]:
-    ranks = [Rank(0, 0, num_ranks, kind, versions)]
+def group(
+    num_ranks: int, kind: str, versions: int, *, stops: Mapping[int, str] = {}, **options: Any
+) -> Iterator[list[Rank]]:
+    """`stops` has ranks that stop themselves, and the phase at which they do."""
+
+    def start(rank: int, port: int) -> Rank:
+        stop_at = stops.get(rank, "")
+        return Rank(rank, port, num_ranks, kind, versions, stop_at=stop_at, **options)
+
+    ranks = [start(0, 0)]
     try:
         port = ranks[0].wait_for("listening")["port"]
-        ranks += [Rank(rank, port, num_ranks, kind, versions) for rank in range(1, num_ranks)]
+        ranks += [start(rank, port) for rank in range(1, num_ranks)]
         yield ranks
     finally:
         for rank in ranks:
@@ -107,22 +117,51 @@ def test_I51_a_sender_that_is_killed_is_an_error_on_all_others(kind: str) -> Non
         assert time.monotonic() - begin_s < 2 * TIMEOUT_S
 
 
-@pytest.mark.parametrize("kind", ["star", "shm"])
-@pytest.mark.parametrize("victim", [0, 1])
-def test_I50_a_stopped_process_is_noticed_by_the_deadline(kind: str, victim: int) -> None:
-    with group(3, kind, 50) as ranks:
-        ranks[victim].wait_for("agreed")
-        os.kill(ranks[victim].process.pid, signal.SIGSTOP)
+STOP_TIMEOUT_S = 2.0
+STOPS = {  # by phase: deadlines that others wait for in turn, in units of the time-out
+    "open": 1.5,
+    "agree": 1.5,
+    "ready": 1.5,
+    "flight": 1 + 1.5,  # a round, then the acknowledgement
+    "acknowledge": 1.5,
+}
+BUSY_S = 10.0  # for a busy machine to run what is ready; the silence of a line is noticed as late
+
+
+@pytest.mark.parametrize(
+    ("kind", "victim", "phase"),
+    [
+        *(("star", 1, "flight"), ("shm", 0, "acknowledge")),
+        *(
+            pytest.param(kind, victim, phase, marks=pytest.mark.long)
+            for kind in ("star", "chain", "shm", "gloo")
+            for victim in (0, 1)
+            for phase in STOPS
+        ),
+    ],
+)
+def test_I50_R86_every_other_rank_returns_by_the_deadline_and_names_the_stopped_one(
+    kind: str, victim: int, phase: str
+) -> None:
+    """Without the deadline they would wait for ever: a stopped process keeps its connections."""
+    options = {"timeout_s": STOP_TIMEOUT_S, "stops": {victim: phase}}
+    with group(3, kind, 1, **options) as ranks:
+        _, status = os.waitpid(ranks[victim].process.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
         begin_s = time.monotonic()
-        if victim == 0:
-            ends = [rank.wait_for("end") for rank in ranks[1:]]
-            assert [end["phase"] for end in ends] == ["error"] * 2
-        else:
-            while all(victim not in line.get("failed", []) for line in ranks[0].said):
-                assert ranks[0].wait_for("done")["phase"] == "done"
-        # The sign of life is missed after 10 s; each wait of a transfer has its own deadline.
-        assert time.monotonic() - begin_s < 10 + 3 * TIMEOUT_S
-        os.kill(ranks[victim].process.pid, signal.SIGCONT)
+        others = [rank for rank in ranks if rank is not ranks[victim]]
+        ends = [rank.wait_for("end") for rank in others]
+        limit_s = 1.1 * STOPS[phase] * STOP_TIMEOUT_S + BUSY_S
+        assert time.monotonic() - begin_s < limit_s
+        for rank, end in zip(others, ends, strict=True):
+            done = [line for line in rank.said if line["phase"] == "done"]
+            if end["phase"] == "end":
+                assert [(line["failed"], line["is_right"]) for line in done] == [([victim], True)]
+            else:
+                assert (end["phase"], done) == ("error", [])
+                assert end["ranks"] == [victim] or f"rank {victim}" in end["error"]
+        if victim == 1 and kind != "gloo" and STOPS[phase] > 1 and phase not in ("open", "agree"):
+            assert [end["phase"] for end in ends] == ["end", "end"], "the others finish"
 
 
 def test_I54_R87_many_start_at_once() -> None:
