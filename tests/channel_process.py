@@ -7,6 +7,7 @@ With a phase as the last argument it stops itself there, as by SIGSTOP: `open`, 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
@@ -101,6 +102,8 @@ def work(
 
 
 def main(rank: int, port: int, num_ranks: int, *settings: Any) -> None:
+    if settings[0] == "gloo":
+        importlib.import_module("torch.distributed")  # takes longer than a time-out
     begin_s = time.monotonic()
     try:
         if rank == 0:

@@ -125,7 +125,12 @@ def open_gloo(
         if rank == 0:
             options = {"is_master": True, "wait_for_workers": False, "timeout": timeout}
             store = dist.TCPStore(host, 0, **options)
-        place = control.share([host, store.port] if store else None, timeout_s)
+        found = control.gather(None, timeout_s)
+        missing = [one for one in control.ranks if one not in found]
+        place = [missing, host, store.port] if store else None
+        missing, *place = control.share(place, timeout_s)
+        if missing:  # gloo would wait for them and not say for whom
+            raise ChannelError(f"ranks {missing} did not come to make a group", tuple(missing))
         store = store or dist.TCPStore(*place, timeout=timeout)
         group = dist.ProcessGroupGloo(store, rank, size, timeout)
     except RuntimeError as error:

@@ -10,7 +10,6 @@ from typing import Any
 
 from gymfast.integrations.bucket_broadcast import BucketBroadcast
 from gymfast.integrations.bucket_pipe import BucketPipe, Chunk
-from gymfast.integrations.engine_answers import Deadline
 from gymfast.integrations.engines import EngineError, Engines
 from gymfast.integrations.phases import Phases, longest
 from gymfast.integrations.ranks import Ranks
@@ -157,9 +156,7 @@ class BucketSync:
                 step()
 
     def _ask(self, method: str, **options: Any) -> None:
-        deadline = Deadline(self._timeout_s)
-        engines = Engines(self._handles, lambda call: self._ray.get(call, timeout=deadline.left_s))
-        engines.call(method, **options)
+        Engines(self._handles, self._ray.get, self._timeout_s).call(method, **options)
 
 
 def _refuse(bucket: Any, weight_version: str | None) -> None:  # noqa: ARG001 - the type of send

@@ -17,9 +17,6 @@ OPTIONS = ("gymfast_timeout_s", "gymfast_flat_buckets")
 
 def check_values(args: Any) -> None:
     """Raises ValueError for a value of an option that makes no sense."""
-    timeout_s = _timeout_s(args)
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or timeout_s <= 0:
-        raise ValueError(f"gymfast_timeout_s is {timeout_s!r}, expected seconds above 0")
     flat = getattr(args, "gymfast_flat_buckets", None)
     if flat not in (None, True, False):
         raise ValueError(f"gymfast_flat_buckets is {flat!r}, expected true or false, or nothing")

@@ -9,7 +9,7 @@ from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
-from gymfast.integrations.bucket_broadcast import EngineGroup, acquire
+from gymfast.integrations.bucket_broadcast import EngineGroup, acquire, release
 from gymfast.integrations.engine_answers import Answers, Deadline
 from gymfast.integrations.engine_features import why_not_flat
 from gymfast.integrations.flat_bucket import Bucket, flat_bucket, single_tensors
@@ -47,7 +47,7 @@ class EngineLink:
         try:
             self._join(timeout_s)
         finally:
-            self.group.ray.get(self.group.lock.release.remote())
+            release(self.group.lock, self.group.ray, timeout_s)
         self._packs_flat = self._is_flat if self._is_flat is not None else self._ask(timeout_s)
 
     def leave(self, timeout_s: float) -> None:

@@ -19,18 +19,25 @@ from typing import Any
 import pytest
 
 SCRIPT = Path(__file__).parents[1] / "channel_process.py"
+SURVIVOR = SCRIPT.with_name("channel_survivor.py")
 TIMEOUT_S = 6.0
 
 
 class Rank:
     """A rank in a process; what it says can be waited for."""
 
-    def __init__(self, *settings: Any, timeout_s: float = TIMEOUT_S, stop_at: str = "") -> None:
+    def __init__(
+        self,
+        *settings: Any,
+        timeout_s: float = TIMEOUT_S,
+        stop_at: str = "",
+        script: Path = SCRIPT,
+    ) -> None:
         """`settings`: rank, port, number of ranks, kind of channel, number of versions."""
         *others, versions = settings
         arguments = [*others, timeout_s, versions, stop_at]
         self.process = subprocess.Popen(
-            [sys.executable, "-P", str(SCRIPT), *map(str, arguments)],
+            [sys.executable, str(script), *map(str, arguments)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -42,12 +49,18 @@ class Rank:
         """The first thing it says of this phase; or the last it says at all."""
         deadline_s = time.monotonic() + timeout_s
         while True:
-            line = self._lines.get(timeout=max(deadline_s - time.monotonic(), 0.01))
+            line = self.next(deadline_s)
             if line is None:
                 return self.said[-1] if self.said else {"phase": "silent"}
-            self.said.append(line)
             if line["phase"] == phase:
                 return line
+
+    def next(self, deadline_s: float) -> dict[str, Any] | None:
+        """The next thing it says, by a moment of time.monotonic(); None if it has ended."""
+        line = self._lines.get(timeout=max(deadline_s - time.monotonic(), 0.01))
+        if line is not None:
+            self.said.append(line)
+        return line
 
     def _read(self) -> None:
         assert self.process.stdout is not None
@@ -117,7 +130,60 @@ def test_I51_a_sender_that_is_killed_is_an_error_on_all_others(kind: str) -> Non
         assert time.monotonic() - begin_s < 2 * TIMEOUT_S
 
 
-STOP_TIMEOUT_S = 2.0
+LIMIT_S = 30.0  # of I51: from a kill to a whole group that has a version
+NUM_KILLS = 25
+
+
+def read_until_whole(rank: Rank, victim: int, processes: list[int], deadline_s: float) -> None:
+    """Reads what a rank says until it has a version that these processes took together.
+
+    All it says until then is right bytes, or an error that names the victim.
+    """
+    is_whole = False
+    while True:
+        line = rank.next(deadline_s)
+        assert line is not None, f"a rank that was not killed ended: {rank.said[-3:]}"
+        if line["phase"] == "formed":
+            is_whole = line["processes"] == processes
+        elif line["phase"] == "done":
+            assert line["is_right"], line
+            assert set(line["failed"]) <= {victim}, line
+            if is_whole and not line["failed"]:
+                return
+        elif line["phase"] == "error":
+            assert line["ranks"] == [victim] or f"rank {victim}" in line["error"], line
+
+
+@pytest.mark.parametrize(
+    ("kind", "num_kills"),
+    [
+        *(("chain", 3), ("shm", 3)),
+        *(
+            pytest.param(kind, NUM_KILLS, marks=[pytest.mark.long, pytest.mark.timeout(1800)])
+            for kind in ("star", "chain", "shm", "gloo")
+        ),
+    ],
+)
+def test_I51_R78_a_group_is_whole_again_after_any_kill(kind: str, num_kills: int) -> None:
+    """At a random moment of a stream of versions a random rank is killed and started anew."""
+    rng = random.Random(f"{kind} {num_kills}")
+    with group(4, kind, 0, script=SURVIVOR) as ranks:
+        victim, port = 0, ranks[0].said[0]["port"]
+        for number in range(num_kills + 1):
+            deadline_s = time.monotonic() + (60 if number == 0 else LIMIT_S)
+            processes = sorted(rank.process.pid for rank in ranks)
+            for rank in ranks:
+                read_until_whole(rank, victim, processes, deadline_s)
+            if number == num_kills:
+                return
+            time.sleep(0.3 * rng.random())
+            victim = rng.randrange(4)
+            ranks[victim].process.kill()
+            ranks[victim].process.wait()
+            ranks[victim] = Rank(victim, port, 4, kind, 0, script=SURVIVOR)
+
+
+STOP_TIMEOUT_S = 4.0
 STOPS = {  # by phase: deadlines that others wait for in turn, in units of the time-out
     "open": 1.5,
     "agree": 1.5,

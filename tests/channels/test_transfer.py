@@ -227,7 +227,9 @@ def test_I05_R54_R72_R92_roots_do_not_depend_on_buckets_order_or_who_sends(
         memory = []
         for rank in range(3):
             owned = {t.name for t in shares.get(rank, [])}
-            memory.append({n: a.copy() if n in owned else np.zeros_like(a) for n, a in weights.items()})
+            memory.append(
+                {n: a.copy() if n in owned else np.zeros_like(a) for n, a in weights.items()}
+            )
         flat = [{n: as_tensor(a).data for n, a in one.items()} for one in memory]
         in_threads(*(t.agree for t in ranks))
         assert [report.failed for report in run(ranks, 1, flat)] == [{}, {}, {}]
