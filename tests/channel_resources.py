@@ -1,8 +1,8 @@
 """What transfers take of a process: prints peaks or growth as a line of JSON.
 
-budget RANK PORT KIND MIB BUCKET_MIB: one of two ranks; the root makes its one tensor as it is sliced,
+budget RANK PORT KIND MIB BUCKET_MIB: one of two ranks; the root makes its tensor as it is sliced,
 the other drops it as it comes, so that nothing but buckets is in memory.
-leak KIND NUM_TRANSFERS IS_LASTING: three ranks in threads, over one channel or a new one each time.
+leak KIND NUM_TRANSFERS IS_LASTING: three ranks in threads, over one channel or new ones.
 """
 
 from __future__ import annotations
