@@ -10,7 +10,7 @@ from gymfast.buckets import BucketPlan, BucketTensor, difference
 from gymfast.channels.control import Control
 from gymfast.errors import ChannelError
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 
 @dataclass(frozen=True)
@@ -62,10 +62,13 @@ def agree(control: Control, terms: Terms, timeout_s: float) -> None:
 
 def _explain(terms: Terms, odd: int, offer: list[Any], listing: list[Any]) -> str:
     """In what another rank differs from this one, in words."""
-    protocol, depth, _, environment = offer
     what = f"rank {odd} cannot take part: "
-    if protocol != PROTOCOL:
-        return f"{what}it speaks protocol {protocol}, rank 0 speaks {PROTOCOL}"
+    if offer[:1] != [PROTOCOL]:  # another one may offer other things
+        return (
+            f"{what}it speaks protocol {offer[:1]}, rank 0 speaks {[PROTOCOL]}: install the same "
+            "gymfast on both"
+        )
+    _, depth, _, environment = offer
     if depth != terms.depth:
         return f"{what}its channel has depth {depth}, that of rank 0 {terms.depth}"
     theirs = dict(environment)

@@ -22,6 +22,7 @@ from gymfast.errors import ChannelError
 HEARTBEAT_S = 1.0
 SILENCE_S = 10.0
 _MAX_TROUBLES = 1000
+_MAX_REFUSALS = 3
 _log = logging.getLogger(__name__)
 
 Trouble = Callable[[int, str], None]
@@ -47,6 +48,8 @@ class Control:
         self._troubles: deque[tuple[tuple[int, int], int, str]] = deque(maxlen=_MAX_TROUBLES)
         self._formed: tuple[int, tuple[int, ...]] = (0, ())
         self._lost: dict[int, str] = {}
+        self._refusals: deque[str] = deque(maxlen=_MAX_REFUSALS)
+        self._last_words = ""  # of rank 0, since it said who takes part
         self._formation = self._number = 0
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._listen, name="gymfast-control", daemon=True)
@@ -70,9 +73,7 @@ class Control:
                 self._values.clear()
                 alive = [peer for peer in self._lines if peer not in self._lost]
             self.ranks = (0, *sorted(alive))
-            for peer in alive:
-                with contextlib.suppress(ChannelError):  # it is noted as lost
-                    self._send(peer, Message("formed", self._formation, 0, self.ranks), timeout_s)
+            self._send_all(Message("formed", self._formation, 0, self.ranks), timeout_s)
             return self.ranks
         with self._changed:
             wait_s = 1.5 * timeout_s
@@ -92,7 +93,8 @@ class Control:
         """
         self._number += 1
         if self.rank != 0:
-            self._send(0, Message("value", self._formation, self._number, value), timeout_s)
+            message = Message("value", self._formation, self._number, value)
+            self._send(0, message, time.monotonic() + timeout_s)
             return {}
         keys = {peer: (peer, self._formation, self._number) for peer in self.ranks[1:]}
 
@@ -116,10 +118,7 @@ class Control:
         self._number += 1
         key = (0, self._formation, self._number)
         if self.rank == 0:
-            for peer in self.ranks[1:]:
-                if peer not in self._lost:
-                    with contextlib.suppress(ChannelError):  # it is noted as lost
-                        self._send(peer, Message("value", *key[1:], value), timeout_s)
+            self._send_all(Message("value", *key[1:], value), timeout_s)
             return value
         with self._changed:
             wait_s = 1.5 * timeout_s
@@ -147,10 +146,11 @@ class Control:
         Rank 0 may speak for another rank, which only it knows to be lost.
         """
         value = [self.rank if of is None else of, text]
+        deadline_s = time.monotonic() + HEARTBEAT_S
         for peer in [peer for peer in self._lines if peer not in self._lost]:
             with contextlib.suppress(ChannelError):  # whoever is lost needs no word
                 message = Message("trouble", self._formation, self._number, value)
-                self._send(peer, message, HEARTBEAT_S)
+                self._send(peer, message, deadline_s)
 
     @contextlib.contextmanager
     def watching(self, on_trouble: Trouble) -> Iterator[None]:
@@ -172,33 +172,48 @@ class Control:
             self.on_trouble = None
 
     def add(self, peer: int, sock: socket.socket) -> bool:
-        """Takes a line to a rank; it takes part from the next formation on. False if it has one."""
+        """Takes a line to a rank; it takes part from the next formation on.
+
+        False if it has one already, or this end is closed.
+        """
         with self._changed:
-            if peer in self._lines and peer not in self._lost:
+            if self._is_closed.is_set() or self.has(peer):
                 return False
             self._lines[peer] = Line(sock)
             self._lost.pop(peer, None)
             self._changed.notify_all()
         return True
 
+    def has(self, peer: int) -> bool:
+        """Whether there is a line to a rank."""
+        return peer in self._lines and peer not in self._lost
+
+    def note_refusal(self, words: str) -> None:
+        """Keeps what was wrong with a caller, for the error that its rank did not come."""
+        self._refusals.append(words)
+
     def wait_for(self, num_ranks: int, timeout_s: float) -> None:
         """Returns once ranks 1 to num_ranks - 1 have lines.
 
-        Raises ChannelError, naming those that are missing, after the deadline.
+        Raises ChannelError, naming those that are missing, after the deadline; those that are there
+        hear of it too.
         """
 
         def missing() -> list[int]:
-            return [r for r in range(1, num_ranks) if r not in self._lines or r in self._lost]
+            return [rank for rank in range(1, num_ranks) if not self.has(rank)]
 
         with self._changed:
             self._changed.wait_for(lambda: not missing(), timeout=timeout_s)
             names = missing()
         if names:
-            raise ChannelError(
+            words = (
                 f"{len(names)} of {num_ranks} ranks did not come within {timeout_s:g} s: "
-                f"{', '.join(map(str, names))}",
-                tuple(names),
+                f"{', '.join(map(str, names))}"
             )
+            if self._refusals:
+                words += f"; refused: {'; '.join(dict.fromkeys(self._refusals))}"
+            self.trouble(words)
+            raise ChannelError(words, tuple(names))
 
     def close(self) -> None:
         """Closes the lines; may be called twice."""
@@ -211,13 +226,22 @@ class Control:
         why = (
             f"is lost: {self._lost[0]}" if 0 in self._lost else f"said nothing for {timeout_s:g} s"
         )
-        return ChannelError(f"rank 0 {why}", (0,))
+        said = f"; it said before: {self._last_words}" if self._last_words else ""
+        return ChannelError(f"rank 0 {why}{said}", (0,))
 
-    def _send(self, peer: int, message: Message, timeout_s: float) -> None:
+    def _send_all(self, message: Message, timeout_s: float) -> None:
+        """Tells all others that take part; who is lost is noted."""
+        deadline_s = time.monotonic() + timeout_s
+        for peer in self.ranks[1:]:
+            if peer not in self._lost:
+                with contextlib.suppress(ChannelError):
+                    self._send(peer, message, deadline_s)
+
+    def _send(self, peer: int, message: Message, deadline_s: float) -> None:
         if peer in self._lost:
             raise ChannelError(f"rank {peer} is lost: {self._lost[peer]}", (peer,))
         try:
-            self._lines[peer].send(message, time.monotonic() + timeout_s)
+            self._lines[peer].send(message, deadline_s)
         except OSError as error:
             self._lose(peer, str(error))
             raise ChannelError(f"rank {peer} is lost: {error}", (peer,)) from error
@@ -252,11 +276,13 @@ class Control:
             silent_s = time.monotonic() - line.heard_s
             if peer in self._lost:
                 continue
-            if silent_s > SILENCE_S:
-                self._lose(peer, f"it gave no sign of life for {silent_s:.0f} s")
-            else:
-                with contextlib.suppress(ChannelError):  # it is noted as lost
-                    self._send(peer, Message("alive"), 0.1)
+            try:
+                line.beat()
+                if silent_s > SILENCE_S:
+                    raise TimeoutError(f"it gave no sign of life for {silent_s:.0f} s")
+            except OSError as error:
+                if self._lines.get(peer) is line:
+                    self._lose(peer, str(error))
 
     def _read(self, peer: int, line: Line) -> None:
         try:
@@ -274,10 +300,14 @@ class Control:
                 self._values[peer, message.formation, message.number] = message.value
             elif message.kind == "formed":
                 self._formed = (message.formation, tuple(message.value))
+                self._last_words = ""
+            elif message.kind == "trouble":
+                of, text = message.value
+                rank = int(of) if peer == 0 else peer
+                if peer == 0:
+                    self._last_words = str(text) if rank == 0 else f"rank {rank}: {text}"
             self._changed.notify_all()
         if message.kind == "trouble":
-            of, text = message.value
-            rank = int(of) if peer == 0 else peer
             self._tell(rank, str(text), (message.formation, message.number))
 
     def _lose(self, peer: int, why: str) -> None:

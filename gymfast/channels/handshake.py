@@ -12,12 +12,20 @@ from dataclasses import dataclass
 
 from gymfast.errors import ChannelError
 
-_MAGIC = b"gymfast channel 1\n"
+_MAGIC = b"gymfast channel 2\n"
+_FAMILY = b"gymfast channel "
 _NONCE_BYTES = 32
 _TAG_BYTES = 32
 _MIN_KEY_BYTES = 16
 _HELLO = struct.Struct(f"<{len(_MAGIC)}s{_NONCE_BYTES}s?")
-_ANSWER = struct.Struct(f"<{len(_MAGIC)}s{_NONCE_BYTES}s32sIH{_TAG_BYTES}s")
+_NUMBERS = struct.Struct("<II")  # rank, line
+_ANSWER = struct.Struct(f"<{len(_MAGIC)}s{_NONCE_BYTES}s32sII{_TAG_BYTES}s")
+_WRONG_KEY, _WRONG_GROUP, _WELCOME, _TAKEN, _UNKNOWN = range(5)  # what the listener says
+_NO_PROOF = bytes(_TAG_BYTES)
+
+
+class NotYetError(ChannelError):
+    """The call was not taken, but may be later: the line broke, or the rank has another one."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +34,24 @@ class Peer:
 
     rank: int
     line: int
+
+
+@dataclass(frozen=True)
+class Caller:
+    """A peer that has the key and waits for an answer. One of the methods is called, once."""
+
+    peer: Peer
+    sock: socket.socket
+    _proof: bytes
+
+    def welcome(self, deadline_s: float) -> None:
+        """Proves the key in turn. Raises ChannelError if the line breaks."""
+        send_all(self.sock, bytes([_WELCOME]) + self._proof, deadline_s)
+
+    def refuse(self, words: str, deadline_s: float, *, is_taken: bool = False) -> ChannelError:
+        """The error to raise here; the caller is told too, and may try again if `is_taken`."""
+        send_all(self.sock, bytes([_TAKEN if is_taken else _UNKNOWN]) + _NO_PROOF, deadline_s)
+        return ChannelError(f"{_name(self.sock)} {words}", (self.peer.rank,))
 
 
 def check_key(key: bytes | None, host: str) -> None:
@@ -44,27 +70,24 @@ def check_key(key: bytes | None, host: str) -> None:
         )
 
 
-def greet(sock: socket.socket, group: str, key: bytes | None, deadline_s: float) -> Peer:
-    """The peer that called, once it proved the key; the side that listens.
+def greet(sock: socket.socket, group: str, key: bytes | None, deadline_s: float) -> Caller:
+    """Who called, once it proved the key; the side that listens.
 
     Raises ChannelError for another program, group or key, or an answer that does not come.
     """
     nonce = secrets.token_bytes(_NONCE_BYTES)
     send_all(sock, _HELLO.pack(_MAGIC, nonce, key is not None), deadline_s)
-    magic, theirs, name, rank, line, tag = _ANSWER.unpack(
-        receive_all(sock, _ANSWER.size, deadline_s)
-    )
-    if magic != _MAGIC:
-        raise ChannelError(f"{_name(sock)} does not speak the protocol of gymfast channels")
-    said = nonce + theirs + name + struct.pack("<IH", rank, line)
+    answer = receive_all(sock, _ANSWER.size, deadline_s)
+    magic, theirs, name, rank, line, tag = _ANSWER.unpack(answer)
+    _check_magic(sock, magic)
+    said = nonce + theirs + name + _NUMBERS.pack(rank, line)
     if not hmac.compare_digest(tag, _tag(key, b"caller", said)):
-        send_all(sock, b"\0" + bytes(_TAG_BYTES), deadline_s)
+        send_all(sock, bytes([_WRONG_KEY]) + _NO_PROOF, deadline_s)
         raise ChannelError(f"{_name(sock)} (rank {rank}) has another key: it was refused", (rank,))
     if name != _group_bytes(group):
-        send_all(sock, b"\1" + bytes(_TAG_BYTES), deadline_s)
+        send_all(sock, bytes([_WRONG_GROUP]) + _NO_PROOF, deadline_s)
         raise ChannelError(f"{_name(sock)} (rank {rank}) looks for another group", (rank,))
-    send_all(sock, b"\2" + _tag(key, b"listener", said), deadline_s)
-    return Peer(rank, line)
+    return Caller(Peer(rank, line), sock, _tag(key, b"listener", said))
 
 
 def introduce(
@@ -72,47 +95,56 @@ def introduce(
 ) -> None:
     """Says who calls, and has the other side prove the key; the side that calls.
 
-    Raises ChannelError as `greet` does.
+    Raises ChannelError as `greet` does, NotYetError if the call may be taken later.
     """
     magic, theirs, needs_key = _HELLO.unpack(receive_all(sock, _HELLO.size, deadline_s))
-    if magic != _MAGIC:
-        raise ChannelError(f"{_name(sock)} does not speak the protocol of gymfast channels")
+    _check_magic(sock, magic)
     if needs_key != (key is not None):
         asked = "asks for a key, none is given here" if needs_key else "has no key, one is given"
         raise ChannelError(f"{_name(sock)} {asked}: give both sides the same")
     nonce, name = secrets.token_bytes(_NONCE_BYTES), _group_bytes(group)
-    said = theirs + nonce + name + struct.pack("<IH", peer.rank, peer.line)
+    said = theirs + nonce + name + _NUMBERS.pack(peer.rank, peer.line)
     answer = _ANSWER.pack(_MAGIC, nonce, name, peer.rank, peer.line, _tag(key, b"caller", said))
     send_all(sock, answer, deadline_s)
     verdict = receive_all(sock, 1 + _TAG_BYTES, deadline_s)
-    if verdict[0] == 0:
-        raise ChannelError(f"{_name(sock)} refused the key")
-    if verdict[0] == 1:
-        raise ChannelError(f"{_name(sock)} belongs to another group than {group!r}")
+    if verdict[0] == _TAKEN:
+        raise NotYetError(f"{_name(sock)} has a rank {peer.rank} already: each rank calls once")
+    refusals = {
+        _WRONG_KEY: "refused the key",
+        _WRONG_GROUP: f"belongs to another group than {group!r}",
+        _UNKNOWN: f"expects no rank {peer.rank}",
+    }
+    if verdict[0] in refusals:
+        raise ChannelError(f"{_name(sock)} {refusals[verdict[0]]}")
     if not hmac.compare_digest(verdict[1:], _tag(key, b"listener", said)):
         raise ChannelError(f"{_name(sock)} could not prove that it has the key")
 
 
+def fingerprint(key: bytes | None) -> str:
+    """A few digits by which ranks find out that they were given different keys."""
+    return "none" if key is None else hmac.digest(key, b"gymfast fingerprint", "sha256").hex()[:8]
+
+
 def send_all(sock: socket.socket, data: bytes, deadline_s: float) -> None:
-    """Raises ChannelError if the data is not sent by the deadline."""
+    """Raises NotYetError if the data is not sent by the deadline."""
     _set_timeout(sock, deadline_s)
     try:
         sock.sendall(data)
     except OSError as error:
-        raise ChannelError(f"{_name(sock)} went away: {error}") from error
+        raise NotYetError(f"{_name(sock)} went away: {error}") from error
 
 
 def receive_all(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes:
-    """Exactly so many bytes. Raises ChannelError if they do not come by the deadline."""
+    """Exactly so many bytes. Raises NotYetError if they do not come by the deadline."""
     data = bytearray()
     while len(data) < num_bytes:
         _set_timeout(sock, deadline_s)
         try:
             part = sock.recv(num_bytes - len(data))
         except OSError as error:
-            raise ChannelError(f"{_name(sock)} went away: {error}") from error
+            raise NotYetError(f"{_name(sock)} went away: {error}") from error
         if not part:
-            raise ChannelError(
+            raise NotYetError(
                 f"{_name(sock)} closed the line after {len(data)} of {num_bytes} bytes"
             )
         data += part
@@ -122,8 +154,19 @@ def receive_all(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes
 def _set_timeout(sock: socket.socket, deadline_s: float) -> None:
     left_s = deadline_s - time.monotonic()
     if left_s <= 0:
-        raise ChannelError(f"{_name(sock)} did not answer by the deadline")
+        raise NotYetError(f"{_name(sock)} did not answer by the deadline")
     sock.settimeout(left_s)
+
+
+def _check_magic(sock: socket.socket, magic: bytes) -> None:
+    if magic == _MAGIC:
+        return
+    if magic.startswith(_FAMILY):
+        raise ChannelError(
+            f"{_name(sock)} speaks {magic.decode(errors='replace').strip()!r}, expected "
+            f"{_MAGIC.decode().strip()!r}: install the same gymfast on both"
+        )
+    raise ChannelError(f"{_name(sock)} does not speak the protocol of gymfast channels")
 
 
 def _name(sock: socket.socket) -> str:

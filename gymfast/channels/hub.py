@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import socket
 import threading
 import time
 
 from gymfast.channels.control import Control
-from gymfast.channels.handshake import Peer, check_key, greet, introduce
+from gymfast.channels.door import HANDSHAKE_S, Door, is_wildcard, listen
+from gymfast.channels.handshake import Caller, NotYetError, Peer, check_key, introduce
 from gymfast.errors import ChannelError
 
-_HANDSHAKE_S = 10.0
-_RETRY_S = 0.05
-_WILDCARDS = ("0.0.0.0", "::", "")  # noqa: S104 - to refuse them
-_log = logging.getLogger(__name__)
+_RETRY_S, _MAX_RETRY_S = 0.05, 0.25
 
 
 class Hub:
@@ -32,22 +28,18 @@ class Hub:
         port: int = 0,
         key: bytes | None = None,
     ) -> None:
-        """Listens. Raises ValueError for an address that other hosts reach without a key.
+        """Listens.
 
-        Raises ChannelError if the address cannot be had.
+        Raises ValueError for an address that other hosts reach without a key, or a port out of
+        range, ChannelError if the address cannot be had.
         """
         check_key(key, host)
-        self._group, self._key = group, key
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        try:
-            self._server = socket.create_server((host, port), family=family, backlog=256)
-        except OSError as error:
-            raise ChannelError(f"cannot listen at {host} port {port}: {error}") from error
-        self._server.settimeout(0.1)
+        self._server = listen(host, port)
         self.control = Control(0)
-        self._is_closed = threading.Event()
-        self._thread = threading.Thread(target=self._accept, name="gymfast-hub", daemon=True)
-        self._thread.start()
+        self._adding = threading.Lock()
+        self._door = Door(self._server, group, key, self._let_in)
+        self._door.on_refusal = self.control.note_refusal
+        self._door.open()
 
     @property
     def port(self) -> int:
@@ -61,7 +53,7 @@ class Hub:
         Raises ValueError for a wildcard, which is no address.
         """
         host = str(self._server.getsockname()[0])
-        if host in _WILDCARDS:
+        if is_wildcard(host):
             raise ValueError(
                 f"{host} is every address of this host and none to connect to: advertise the "
                 f"name of the host and port {self.port}"
@@ -70,27 +62,21 @@ class Hub:
 
     def close(self) -> None:
         """Listens no more and closes the control plane."""
-        self._is_closed.set()
-        self._thread.join()
-        self._server.close()
+        self._door.shut()
+        self._door.join()
         self.control.close()
 
-    def _accept(self) -> None:
-        while not self._is_closed.is_set():
-            with contextlib.suppress(TimeoutError):
-                sock, _ = self._server.accept()
-                threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        try:
-            peer = greet(sock, self._group, self._key, time.monotonic() + _HANDSHAKE_S)
-        except ChannelError as error:
-            _log.warning("a caller was refused: %s", error)
-            sock.close()
-            return
-        if peer.rank < 1 or not self.control.add(peer.rank, sock):
-            _log.warning("a second rank %d was refused: the first is there", peer.rank)
-            sock.close()
+    def _let_in(self, caller: Caller, deadline_s: float) -> None:
+        rank = caller.peer.rank
+        if rank < 1:
+            raise caller.refuse(f"says that it is rank {rank}, as this one is", deadline_s)
+        with self._adding:
+            if self.control.has(rank):
+                words = f"says that it is rank {rank}, which is here already: it was refused"
+                raise caller.refuse(words, deadline_s, is_taken=True)
+            caller.welcome(deadline_s)
+            if not self.control.add(rank, caller.sock):
+                raise ChannelError("rank 0 is closed")
 
 
 def connect(
@@ -103,33 +89,42 @@ def connect(
 ) -> Control:
     """The control plane of any rank but 0; rank 0 may begin to listen later.
 
-    Raises ValueError for rank 0 or a wildcard address, ChannelError if nobody listens until the
-    deadline or the other side refuses.
+    A call that breaks off is made again, and so is that of a rank which rank 0 still thinks is
+    there: it may have died a moment ago.
+    Raises ValueError for rank 0, a wildcard address or a port out of range, ChannelError if nobody
+    takes the call until the deadline or the other side refuses.
     """
-    host = address[0]
+    host, port = address
     if rank < 1:
         raise ValueError(f"rank is {rank}, expected 1 or more: rank 0 makes a Hub")
-    if host in _WILDCARDS:
+    if is_wildcard(host):
         raise ValueError(f"{host!r} is no address to connect to: name the host of rank 0")
-    deadline_s = time.monotonic() + timeout_s
-    sock = _reach(address, deadline_s, f"rank 0 was not there within {timeout_s:g} s")
-    try:
-        introduce(sock, group, key, Peer(rank, 0), min(deadline_s, time.monotonic() + _HANDSHAKE_S))
-    except BaseException:
-        sock.close()
-        raise
+    if not 0 < port < 1 << 16:
+        raise ValueError(f"port is {port}, expected 1 to {(1 << 16) - 1}")
+    deadline_s, pause_s = time.monotonic() + timeout_s, _RETRY_S
+    while True:
+        try:
+            sock = _call(address, group, key, rank, deadline_s)
+            break
+        except (OSError, UnicodeError, NotYetError) as error:
+            if deadline_s - time.monotonic() <= pause_s:
+                words = f"rank 0 was not there within {timeout_s:g} s: {host} port {port}: {error}"
+                raise ChannelError(words, (0,)) from error
+            time.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, _MAX_RETRY_S)
     control = Control(rank)
     control.add(0, sock)
     return control
 
 
-def _reach(address: tuple[str, int], deadline_s: float, what: str) -> socket.socket:
-    while True:
-        left_s = deadline_s - time.monotonic()
-        try:
-            return socket.create_connection(address, max(left_s, 0.001))
-        except OSError as error:
-            if left_s <= _RETRY_S:
-                host, port = address
-                raise ChannelError(f"{what}: {host} port {port}: {error}", (0,)) from error
-            time.sleep(_RETRY_S)
+def _call(
+    address: tuple[str, int], group: str, key: bytes | None, rank: int, deadline_s: float
+) -> socket.socket:
+    sock = socket.create_connection(address, max(deadline_s - time.monotonic(), 0.001))
+    try:
+        until_s = min(deadline_s, time.monotonic() + HANDSHAKE_S)
+        introduce(sock, group, key, Peer(rank, 0), until_s)
+    except BaseException:
+        sock.close()
+        raise
+    return sock

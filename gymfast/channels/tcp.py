@@ -5,23 +5,35 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import secrets
 import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
+from gymfast.channels.agreement import Terms, agree
 from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Channel, Slot
 from gymfast.channels.control import Control
-from gymfast.channels.handshake import Peer, check_key, greet, introduce
+from gymfast.channels.door import HANDSHAKE_S, Door, is_wildcard, listen
+from gymfast.channels.handshake import (
+    Caller,
+    NotYetError,
+    Peer,
+    check_key,
+    fingerprint,
+    introduce,
+)
 from gymfast.channels.tcp_pipe import InPipe, OutPipe
 from gymfast.channels.tcp_rounds import Action, Answer, Line, Place, Put, Rounds
 from gymfast.errors import ChannelError
 
-_HANDSHAKE_S = 10.0
 _GRACE_S = 2.0  # for a rank whose line broke to come back
 _RETRY_S = 0.02
+_SILENCE = 1 / 8  # of the time of a round: then a line is made anew
+_LEAST_SILENCE_S, _MOST_SILENCE_S = 0.5, 10.0
+_MAX_REFUSALS = 3  # one may be due to a damaged byte
+_CALL = 1 / 4  # of the time of a round: for a call to be taken
 _SECOND_CHANCE = 0.25  # of the time of a round
 _LEAVE_S = 1.0  # for the other side to hang up first
 _MAX_STREAMS = 64
@@ -55,7 +67,7 @@ class TcpChannel(Channel):
         if streams > _MAX_STREAMS:
             raise ValueError(f"streams is {streams}, expected at most {_MAX_STREAMS}")
         self._rounds = Rounds(rank, self.num_ranks, fanout, streams)
-        self._addresses, self._listener = addresses, listener
+        self._addresses = addresses
         self._streams, self._group, self._key = streams, group, key
         self._changed = threading.Condition()
         self._deadlines: deque[float] = deque()  # of the rounds under way
@@ -63,11 +75,14 @@ class TcpChannel(Channel):
         self._is_closed = False
         self._outs: dict[Line, OutPipe] = {}
         self._ins: dict[tuple[int, int], InPipe] = {}  # by root and stream
+        self._calls: set[socket.socket] = set()  # that nobody has taken yet
         self._roots: set[int] = set()  # whose bytes are received here
         self._dry: dict[int, str] = {}  # those of which nothing more comes, and why
+        self._doubts: dict[int, str] = {}  # those whose line broke last, and why
         self._threads: list[threading.Thread] = []
-        listener.settimeout(0.1)
-        self._start(self._accept)
+        self._silence_s = min(max(_SILENCE * timeout_s, _LEAST_SILENCE_S), _MOST_SILENCE_S)
+        self._door = Door(listener, group, key, self._let_in)
+        self._door.open()
 
     @property
     def lost(self) -> Mapping[int, str]:
@@ -122,6 +137,7 @@ class TcpChannel(Channel):
             pipe.close()
         for thread in self._threads:
             thread.join()
+        self._door.join()
         for out in self._outs.values():
             out.join()
 
@@ -141,7 +157,8 @@ class TcpChannel(Channel):
             if line not in self._outs:
                 answered = functools.partial(self._answered, line)
                 lost = functools.partial(self.lose, line.rank)
-                self._outs[line] = OutPipe(answered, lost, _GRACE_S)
+                times = {"grace_s": _GRACE_S, "silence_s": self._silence_s}
+                self._outs[line] = OutPipe(answered, lost, **times)
                 if self._failure is not None:
                     self._outs[line].close()
             return self._outs[line]
@@ -171,6 +188,8 @@ class TcpChannel(Channel):
         others = set(range(self.num_ranks)) - {self.rank} - self._rounds.lost.keys()
         if roots:
             words = f"{what}: nothing more came of rank {min(roots)}"
+            if min(roots) in self._doubts:
+                words += f": {self._doubts[min(roots)]}"
             self._fail(ChannelError(words, tuple(sorted(roots))))
         elif slow >= others:
             words = f"{what}: no other rank took it: {sorted(slow)}"
@@ -187,6 +206,10 @@ class TcpChannel(Channel):
             self._failure = self._failure or error  # the first is the cause of the others
             self._changed.notify_all()
             ins, outs = list(self._ins.values()), list(self._outs.values())
+            for sock in self._calls:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+        self._door.shut()
         for pipe in ins:
             pipe.leave()
         for out in outs:
@@ -197,29 +220,20 @@ class TcpChannel(Channel):
         self._threads.append(thread)
         thread.start()
 
-    def _accept(self) -> None:
-        """Lets ranks in that get bytes from here."""
-        with self._listener as listener:
-            while self._failure is None:
-                with contextlib.suppress(TimeoutError):
-                    sock, _ = listener.accept()
-                    _tune(sock)
-                    threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
-
-    def _greet(self, sock: socket.socket) -> None:
-        deadline_s = time.monotonic() + _HANDSHAKE_S
-        try:
-            peer = greet(sock, self._group, self._key, deadline_s)
-            root, stream = divmod(peer.line, _MAX_STREAMS)
-            if peer.rank >= self.num_ranks or root >= self.num_ranks or stream >= self._streams:
-                raise ChannelError(f"a caller says that it is rank {peer.rank}, line {peer.line}")
-            with self._changed:
-                actions = self._rounds.adopt(root, peer.rank)
-            self._do(actions)
-            self._out(Line(root, peer.rank, stream)).attach(sock, deadline_s)
-        except ChannelError as error:
-            _log.warning("a caller was refused: %s", error)
-            sock.close()
+    def _let_in(self, caller: Caller, deadline_s: float) -> None:
+        """Takes the line of a rank that gets bytes from here."""
+        peer, sock = caller.peer, caller.sock
+        root, stream = divmod(peer.line, _MAX_STREAMS)
+        is_known = max(peer.rank, root) < self.num_ranks and stream < self._streams
+        if not is_known or peer.rank in (self.rank, root, *self.lost):
+            words = f"says that it is rank {peer.rank}, for stream {stream} of rank {root}"
+            raise caller.refuse(f"{words}: nobody waits for it here", deadline_s)
+        caller.welcome(deadline_s)
+        _tune(sock)
+        with self._changed:
+            actions = self._rounds.adopt(root, peer.rank)
+        self._do(actions)
+        self._out(Line(root, peer.rank, stream)).attach(sock, deadline_s)
 
     def _receive_from(self, root: int) -> None:
         """The first time a root sends, lines to the rank before this one are opened."""
@@ -232,27 +246,38 @@ class TcpChannel(Channel):
         """Receives the stripes of a root, from the rank before this one, or the one before that."""
         sources = deque(self._rounds.sources(root))
         sink = _Sink(self, root, stream)
-        heard_s, why = time.monotonic(), ""
+        good_s, num_refused, why = time.monotonic(), 0, ""
         while sources and self._failure is None:
             if sources[0] in self.lost:
                 why = f"rank {sources[0]} is lost: {self.lost[sources.popleft()]}"
                 continue
-            num_received = sink.num_received
+            begin_s, pipe, is_patient = time.monotonic(), None, False
             try:
                 with contextlib.closing(self._call(sources[0], root, stream)) as sock:
-                    pipe = InPipe(sock, self._oldest(), time.monotonic() + _HANDSHAKE_S)
+                    deadline_s = time.monotonic() + HANDSHAKE_S
+                    pipe = InPipe(sock, self._oldest(), deadline_s, self._silence_s)
                     self._use(root, stream, pipe)
-                    heard_s = time.monotonic()
                     with contextlib.ExitStack() as stack:
                         stack.callback(self._part, pipe)
                         pipe.run(sink)
+            except (NotYetError, TimeoutError) as error:
+                why = f"rank {sources[0]} does not answer: {error}"
+                is_patient = len(sources) == 1
             except ChannelError as error:
-                why = str(error)
-                sources.popleft()
+                why = f"rank {sources[0]}: {error}"
+                num_refused += pipe is None
             except (OSError, EOFError) as error:
-                why = f"rank {sources[0]} hung up ({type(error).__name__} {error})"
-                if sink.num_received == num_received and time.monotonic() - heard_s < _RETRY_S:
-                    sources.popleft()  # it takes the call and has nothing to say
+                why = f"rank {sources[0]} is gone: {str(error) or 'it closed the line'}"
+            now_s = time.monotonic()
+            if pipe is not None:
+                num_refused = 0
+                if pipe.has_received or now_s - begin_s > self._silence_s:
+                    good_s = now_s
+            is_over = now_s - good_s > _GRACE_S or num_refused == _MAX_REFUSALS
+            if is_over and not is_patient:
+                sources.popleft()
+                good_s, num_refused = now_s, 0
+            self._doubts[root] = why
             time.sleep(_RETRY_S)
         with self._changed:
             self._dry.setdefault(root, why)
@@ -278,26 +303,23 @@ class TcpChannel(Channel):
             return self._rounds.oldest
 
     def _call(self, rank: int, root: int, stream: int) -> socket.socket:
-        """A line to a rank. Raises ChannelError if it cannot be had within the grace."""
-        deadline_s = time.monotonic() + _GRACE_S
-        while True:
-            try:
-                sock = socket.create_connection(self._addresses[rank], _GRACE_S)
-                break
-            except OSError as error:
-                if self._failure is not None or time.monotonic() + _RETRY_S > deadline_s:
-                    raise ChannelError(
-                        f"rank {rank} cannot be reached: {error}", (rank,)
-                    ) from error
-                time.sleep(_RETRY_S)
-        _tune(sock)
+        """A line to a rank. Raises OSError or ChannelError if it cannot be had."""
+        wait_s = min(HANDSHAKE_S, _CALL * self.timeout_s)
+        sock = socket.create_connection(self._addresses[rank], wait_s)
         try:
-            line = root * _MAX_STREAMS + stream
-            peer = Peer(self.rank, line)
-            introduce(sock, self._group, self._key, peer, time.monotonic() + _HANDSHAKE_S)
+            with self._changed:
+                self._calls.add(sock)
+                if self._failure is not None:
+                    raise ChannelError(str(self._failure))
+            _tune(sock)
+            peer = Peer(self.rank, root * _MAX_STREAMS + stream)
+            introduce(sock, self._group, self._key, peer, time.monotonic() + wait_s)
         except BaseException:
             sock.close()
             raise
+        finally:
+            with self._changed:
+                self._calls.discard(sock)
         return sock
 
 
@@ -317,9 +339,12 @@ class _Sink:
                 except KeyError:
                     channel._changed.wait()  # the round has not begun here
                     continue
-                if memory is None or len(memory) == num_bytes:
-                    return memory
-                words = f"round {place[0]} brings {num_bytes} bytes, {len(memory)} are expected"
+                except IndexError as error:
+                    words = f"round {place[0]} brings more slots than are expected: {error}"
+                else:
+                    if memory is None or len(memory) == num_bytes:
+                        return memory
+                    words = f"round {place[0]} brings {num_bytes} bytes, {len(memory)} are expected"
                 channel._fail(ChannelError(f"{words}: the ranks have different plans"))
         raise EOFError("the channel is over")
 
@@ -348,33 +373,67 @@ def open_tcp(
 
     Each rank listens at `host`, at a port of its own, and tells the others `advertise`, or `host`.
     A rank passes on to `fanout` others: 1 makes a chain, None a star. `streams` connections carry
-    each bucket. `depth` should exceed the hops of a chain.
-    Raises ValueError for settings out of range, ChannelError if a rank is lost.
+    each bucket. `depth` should exceed the hops of a chain. Key, depth, fanout and streams have to
+    be equal on all ranks.
+    Raises ValueError for settings out of range or an address that nobody can call, ChannelError if
+    a rank is lost or has other settings: on all ranks, whoever's fault it is.
     """
-    check_key(key, host)
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.create_server((host, 0), family=family, backlog=256)
+    listener: socket.socket | None = None
+    problem: ValueError | ChannelError | None = None
+    num_ranks = len(control.ranks)
+    settings = {"fanout": str(fanout or max(num_ranks - 1, 1)), "streams": str(streams)}
+    settings["key"] = fingerprint(key)
     try:
-        mine = [advertise or host, listener.getsockname()[1]]
-        found = control.gather(mine, timeout_s)
-        places: list[Any] = [found.get(rank) for rank in control.ranks]
-        places = control.share(places, timeout_s)
+        listener = _listen(host, advertise, key)
+    except (ValueError, ChannelError) as error:
+        problem = error  # the others hear of it instead of waiting
+        settings = {"tcp": str(error)}
+    try:
+        _agree(control, Terms({}, depth, settings), problem, timeout_s)
+        assert listener is not None
+        token = secrets.token_hex(8)  # so that a line of another channel is never taken for ours
+        found = control.gather([advertise or host, listener.getsockname()[1]], timeout_s)
+        places = [found.get(rank) for rank in control.ranks]
+        token, places = control.share([token, places], timeout_s)
         if missing := [rank for rank, p in zip(control.ranks, places, strict=True) if p is None]:
             raise ChannelError(f"ranks {missing} gave no address", tuple(missing))
         return TcpChannel(
             control.ranks.index(control.rank),
             [(str(name), int(port)) for name, port in places],
             listener,
-            fanout=fanout or max(len(control.ranks) - 1, 1),
+            fanout=fanout or max(num_ranks - 1, 1),
             streams=streams,
-            group=group,
+            group=f"{group} {token}",
             key=key,
             depth=depth,
             timeout_s=timeout_s,
         )
     except BaseException:
-        listener.close()
+        if listener is not None:
+            listener.close()
         raise
+
+
+def _listen(host: str, advertise: str | None, key: bytes | None) -> socket.socket:
+    check_key(key, host)
+    if is_wildcard(advertise or host):
+        raise ValueError(
+            f"{advertise or host} is every address of this host and none to connect to: give "
+            "the name of this host as advertise"
+        )
+    return listen(host, 0)
+
+
+def _agree(
+    control: Control, terms: Terms, problem: ValueError | ChannelError | None, timeout_s: float
+) -> None:
+    """As agreement does; a rank with a problem of its own tells it and raises it."""
+    try:
+        agree(control, terms, timeout_s)
+    except ChannelError as error:
+        raise problem or error from None
+    if problem is not None:  # that of all ranks
+        raise problem
 
 
 def _tune(sock: socket.socket) -> None:

@@ -116,12 +116,17 @@ class Rounds:
         return actions
 
     def memory_for(self, place: Place, stream: int) -> memoryview | None:
-        """Where a stripe goes; None for one that is here already. Raises KeyError for no round."""
+        """Where a stripe goes; None for one that is here already.
+
+        Raises KeyError for a round that has not begun, IndexError for a slot that it does not have.
+        """
         of = self._find(place[0])
         if of is None:
             if place[0] < self.oldest:
                 return None
             raise KeyError(place)
+        if place[1] >= len(of.slots):
+            raise IndexError(f"slot {place[1]} of {len(of.slots)}")
         stripe = of.stripes[place[1], stream]
         return None if stripe.is_here else stripe.memory
 
