@@ -22,6 +22,7 @@ from gymfast.errors import ChannelError, ChecksumError
 
 _Digests = dict[int, list[list[int]]]  # by root and bucket: one for each slot
 _Unread = dict[int, list[list[SupportsInt]]]  # a GPU may not have them yet
+_SENDS = ", which sends, "  # in what a rank says whose bytes are right for all that it knows
 _OWN_SLOT_BYTES = 1 << 20  # below, a copy at each end costs less than a slot
 
 
@@ -157,7 +158,10 @@ class BucketTransfer:
         if failure is not None:
             raise failure
         if control.rank in failed:
-            raise ChecksumError(failed[control.rank])
+            words = failed[control.rank]
+            if senders := tuple(root for root in self._roots if root in failed):
+                raise _with_causes(ChannelError(words, senders), failed)
+            raise ChecksumError(words)
         if not is_ready:
             TransferReport(version, self.num_bytes, failed, seconds).require_all()
         return TransferReport(version, self.num_bytes, failed, seconds)
@@ -189,8 +193,10 @@ class BucketTransfer:
     def _differences(self, theirs: list[list[list[int]]], answers: Mapping[int, Any]) -> str:
         """What a rank got that is not what a root sent."""
         for place, root in enumerate(self._roots):
-            if root not in answers or answers[root][0]:
-                return f"rank {root}, which sends, failed"
+            if root not in answers:
+                return f"rank {root}{_SENDS}is lost: {self._control.lost.get(root, '')}"
+            if words := answers[root][0]:
+                return f"rank {root}{_SENDS}failed: {words}"
             sent = answers[root][1][place]
             for bucket, (one, other) in enumerate(zip(sent, theirs[place], strict=True)):
                 if one != other:
@@ -309,7 +315,7 @@ def _with_causes(failure: ChannelError, failed: Mapping[int, str]) -> ChannelErr
     causes = {
         rank: text
         for rank, text in sorted(failed.items())
-        if not text.startswith("ChannelError: ") and text not in str(failure)
+        if not text.startswith("ChannelError: ") and _SENDS not in text and text not in str(failure)
     }
     if not causes:
         return failure

@@ -364,6 +364,24 @@ def test_I51_a_failure_of_the_channel_names_the_rank_that_caused_it(controls: Co
         assert 1 in results[rank].ranks
 
 
+def test_I51_a_receiver_that_has_all_bytes_of_a_sender_that_failed_says_so(
+    controls: Controls,
+) -> None:
+    """Its rounds ended well before those of the sender failed: no digest can be trusted."""
+    tensors = make_tensors(0, SIZES)
+    ranks = transfers(controls, {0: share_of(tensors)}, 512)
+    fails_at_the_end(ranks[0]._channel)
+    ranks[0]._channel.abort = lambda _: None
+    for rank in (1, 2):
+        ranks[rank]._channel.abort = lambda _: None  # it has all bytes when it hears of it
+    results = run(ranks, 1, [tensors, zeros_like(tensors), zeros_like(tensors)])
+    assert str(results[0]) == "a round failed"
+    for rank in (1, 2):
+        assert isinstance(results[rank], ChannelError)
+        words = "rank 0, which sends, failed: ChannelError: a round failed"
+        assert (str(results[rank]), results[rank].ranks) == (words, (0,))
+
+
 def fails_at_the_end(channel: Channel) -> None:
     """Has the last wait of a channel fail without naming anybody."""
     finish = channel.finish

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from argparse import Namespace
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 import pytest
 import slime_stubs
 
-from gymfast.errors import ChannelError
+from gymfast.delta.files import wait_for_lock
+from gymfast.errors import ChannelError, GymfastError
 from gymfast.integrations.bucket_broadcast import acquire, release
 from gymfast.integrations.disk_delta_updater import _timeout_s, check_options
 from gymfast.integrations.engines import EngineError, Engines
@@ -61,3 +64,15 @@ def test_a_time_out_that_makes_no_sense_is_refused(value: object) -> None:
 def test_R86_engines_have_less_time_than_ranks_have_for_each_other() -> None:
     assert _timeout_s(Namespace(distributed_timeout_minutes=10)) == 540 < 600
     assert _timeout_s(Namespace(distributed_timeout_minutes=10, gymfast_timeout_s=700)) == 700
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_I50_a_file_lock_that_is_never_free_is_an_error(tmp_path: Path, is_shared: bool) -> None:
+    path = tmp_path / "lock"
+    held, wanted = (os.open(path, os.O_RDWR | os.O_CREAT) for _ in range(2))
+    wait_for_lock(held, path)
+    with pytest.raises(GymfastError, match=r"lock was not free for 0\.1 s: another process works"):
+        wait_for_lock(wanted, path, is_shared=is_shared, timeout_s=0.1)
+    os.close(held)
+    wait_for_lock(wanted, path, is_shared=is_shared, timeout_s=0.1)
+    os.close(wanted)

@@ -238,7 +238,10 @@ def waits_without_a_deadline(source: str) -> list[tuple[str, str]]:
         text, name = ast.unparse(node), node.func.attr
         has_limit = any(word.arg in ("timeout", "timeout_s") for word in node.keywords)
         is_bare = name in ("wait", "join", "result", "get", "acquire") and not node.args
-        is_free = any(word.arg in ("block", "blocking") for word in node.keywords)
+        is_free = any(
+            word.arg in ("block", "blocking") and ast.unparse(word.value) == "False"
+            for word in node.keywords
+        )
         is_ray = name in ("get", "wait") and ast.unparse(node.func.value).endswith("ray")
         is_socket = name in ("recv", "recv_into", "accept", "sendall", "poll_forever")
         is_connect = name == "create_connection" and len(node.args) < 2
@@ -254,14 +257,14 @@ def waits_without_a_deadline(source: str) -> list[tuple[str, str]]:
 # Why a wait that has no deadline of its own ends all the same: by file and function.
 BOUNDED_CHANNELS = {
     "control.py close": "the thread looks 20 times a second whether it is to end",
+    "door.py join": "the thread looks 10 times a second whether the door is shut",
+    "door.py _accept": "the socket has a time-out of 0.1 s",
     "gloo.py _finish": "the work is complete",
     "handshake.py send_all": "the socket has the time that is left as its time-out",
     "handshake.py receive_all": "the socket has the time that is left as its time-out",
     "hub.py close": "the thread looks 10 times a second whether it is to end",
-    "hub.py _accept": "the socket has a time-out of 0.1 s",
     "line.py messages": "the socket does not block",
     "tcp.py close": "the lines of these threads were shut down, calls and greetings have deadlines",
-    "tcp.py _accept": "the socket has a time-out of 0.1 s",
     "tcp.py memory_for": "a thread of the channel: a failure or close ends it",
     "tcp_pipe.py join": "comes after close, which shuts the line down",
     "tcp_pipe.py _send": "a thread of the channel: close and a lost rank shut the line down",
