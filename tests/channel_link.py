@@ -5,43 +5,37 @@ from __future__ import annotations
 import contextlib
 import json
 import sys
-import threading
 import time
 
 import numpy as np
 
 from gymfast.buckets import BucketTensor
-from gymfast.channels import BucketTransfer, Control, Hub, connect
-from gymfast.channels.control import HEARTBEAT_S
+from gymfast.channels import BucketTransfer, Control, Hub, connect, line
+from gymfast.channels.line import Message
 from gymfast.channels.tcp import open_tcp
 from gymfast.errors import GymfastError
 
 KEY = b"a key of some length"
-LOOK_S = 0.01
+BUCKET_BYTES = 1 << 16
 
 
 class Ear:
-    """How much later than they should signs of life come, in seconds."""
+    """How long signs of life took from rank to rank, in seconds; all ranks share one clock."""
 
     def __init__(self, control: Control) -> None:
         self.delays: list[float] = []
-        self._control = control
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._listen, daemon=True)
-        self._thread.start()
+        pack, take = line.pack, control._take
 
-    def close(self) -> None:
-        self._is_over.set()
-        self._thread.join()
+        def stamp(message: Message) -> bytes:
+            now_s = time.monotonic()
+            return pack(Message("alive", value=now_s) if message.kind == "alive" else message)
 
-    def _listen(self) -> None:
-        lines = self._control._lines
-        heard = {peer: line.heard_s for peer, line in lines.items()}
-        while not self._is_over.wait(LOOK_S):
-            for peer, line in lines.items():
-                if line.heard_s != heard[peer]:
-                    self.delays.append(max(line.heard_s - heard[peer] - HEARTBEAT_S, 0))
-                    heard[peer] = line.heard_s
+        def note(peer: int, message: Message) -> None:
+            if message.kind == "alive" and message.value is not None:
+                self.delays.append(time.monotonic() - message.value)
+            take(peer, message)
+
+        line.pack, control._take = stamp, note
 
 
 def main(rank: int, num_ranks: int, host: str, root: str, size: int, count: int) -> None:
@@ -61,7 +55,9 @@ def main(rank: int, num_ranks: int, host: str, root: str, size: int, count: int)
     num_right, begin_s = 0, time.monotonic()
     with contextlib.closing(open_tcp(control, host=host, **options)) as channel:
         for version in range(count):
-            transfer = BucketTransfer(control, channel, {0: share}, 1 << 16, timeout_s=timeout_s)
+            transfer = BucketTransfer(
+                control, channel, {0: share}, BUCKET_BYTES, timeout_s=timeout_s
+            )
             transfer.agree()
             rng = np.random.default_rng(version)
             sent = {t.name: rng.integers(0, 256, t.num_bytes, dtype=np.uint8) for t in share}
@@ -69,7 +65,6 @@ def main(rank: int, num_ranks: int, host: str, root: str, size: int, count: int)
             transfer.run(version, mine).require_all()
             num_right += all((mine[name] == sent[name]).all() for name in sent)
     seconds = time.monotonic() - begin_s
-    ear.close()
     print(json.dumps({"right": num_right, "seconds": seconds, "delays": ear.delays}), flush=True)
 
 

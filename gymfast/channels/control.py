@@ -13,10 +13,10 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from gymfast.channels.line import Line, Message
+from gymfast.channels.line import Line, Message, flush, pack
 from gymfast.errors import ChannelError
 
 HEARTBEAT_S = 1.0
@@ -73,7 +73,7 @@ class Control:
                 self._values.clear()
                 alive = [peer for peer in self._lines if peer not in self._lost]
             self.ranks = (0, *sorted(alive))
-            self._send_all(Message("formed", self._formation, 0, self.ranks), timeout_s)
+            self._send(alive, Message("formed", self._formation, 0, self.ranks), timeout_s)
             return self.ranks
         with self._changed:
             wait_s = 1.5 * timeout_s
@@ -93,8 +93,9 @@ class Control:
         """
         self._number += 1
         if self.rank != 0:
-            message = Message("value", self._formation, self._number, value)
-            self._send(0, message, time.monotonic() + timeout_s)
+            self._send([0], Message("value", self._formation, self._number, value), timeout_s)
+            if 0 in self._lost:
+                raise ChannelError(f"rank 0 is lost: {self._lost[0]}", (0,))
             return {}
         keys = {peer: (peer, self._formation, self._number) for peer in self.ranks[1:]}
 
@@ -118,7 +119,7 @@ class Control:
         self._number += 1
         key = (0, self._formation, self._number)
         if self.rank == 0:
-            self._send_all(Message("value", *key[1:], value), timeout_s)
+            self._send(self.ranks[1:], Message("value", *key[1:], value), timeout_s)
             return value
         with self._changed:
             wait_s = 1.5 * timeout_s
@@ -146,11 +147,8 @@ class Control:
         Rank 0 may speak for another rank, which only it knows to be lost.
         """
         value = [self.rank if of is None else of, text]
-        deadline_s = time.monotonic() + HEARTBEAT_S
-        for peer in [peer for peer in self._lines if peer not in self._lost]:
-            with contextlib.suppress(ChannelError):  # whoever is lost needs no word
-                message = Message("trouble", self._formation, self._number, value)
-                self._send(peer, message, deadline_s)
+        message = Message("trouble", self._formation, self._number, value)
+        self._send(list(self._lines), message, HEARTBEAT_S, is_vital=False)
 
     @contextlib.contextmanager
     def watching(self, on_trouble: Trouble) -> Iterator[None]:
@@ -229,22 +227,26 @@ class Control:
         said = f"; it said before: {self._last_words}" if self._last_words else ""
         return ChannelError(f"rank 0 {why}{said}", (0,))
 
-    def _send_all(self, message: Message, timeout_s: float) -> None:
-        """Tells all others that take part; who is lost is noted."""
-        deadline_s = time.monotonic() + timeout_s
-        for peer in self.ranks[1:]:
-            if peer not in self._lost:
-                with contextlib.suppress(ChannelError):
-                    self._send(peer, message, deadline_s)
+    def _send(
+        self, peers: Iterable[int], message: Message, timeout_s: float, *, is_vital: bool = True
+    ) -> None:
+        """Tells all of them; those that cannot be told are lost from then on.
 
-    def _send(self, peer: int, message: Message, deadline_s: float) -> None:
-        if peer in self._lost:
-            raise ChannelError(f"rank {peer} is lost: {self._lost[peer]}", (peer,))
-        try:
-            self._lines[peer].send(message, deadline_s)
-        except OSError as error:
-            self._lose(peer, str(error))
-            raise ChannelError(f"rank {peer} is lost: {error}", (peer,)) from error
+        A rank that takes a message late is not lost if the message is not vital.
+        """
+        data, deadline_s = pack(message), time.monotonic() + timeout_s
+        lines = {peer: self._lines[peer] for peer in peers if peer not in self._lost}
+        failed: dict[int, OSError] = {}
+        for peer, line in lines.items():
+            try:
+                line.post(data)
+            except OSError as error:
+                failed[peer] = error
+        failed |= flush({p: line for p, line in lines.items() if p not in failed}, deadline_s)
+        for peer, why in failed.items():
+            is_late = isinstance(why, TimeoutError)
+            if self._lines[peer] is lines[peer] and (is_vital or not is_late):
+                self._lose(peer, str(why))
 
     def _listen(self) -> None:
         """Reads all lines, and tells and watches signs of life."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import selectors
 import socket
 import struct
 import threading
 import time
 import zlib
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -16,6 +18,7 @@ import msgspec
 _MAX_MESSAGE_BYTES = 64 << 20
 _SIZES = struct.Struct("<II")  # bytes of the message, and their CRC-32
 _CHECK = struct.Struct("<I")  # the CRC-32 of both
+_LOOK_S = 0.1
 _HEAD_BYTES = _SIZES.size + _CHECK.size
 
 
@@ -37,35 +40,37 @@ class Line:
         self.sock = sock
         self.heard_s = time.monotonic()
         self._received = bytearray()
-        self._rest = memoryview(b"")  # of a message that was begun
+        self._unsent: deque[memoryview] = deque()
         self._sending = threading.Lock()
 
-    def send(self, message: Message, deadline_s: float) -> None:
-        """Raises OSError if it cannot be sent by the deadline."""
-        data = pack(message)
-        if not self._sending.acquire(timeout=max(deadline_s - time.monotonic(), 0)):
-            raise TimeoutError("it takes no messages")
-        try:
-            self._push(deadline_s)
-            self._rest = memoryview(data)
-            self._push(deadline_s)
-        finally:
-            self._sending.release()
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait for the other side to take them."""
+        return bool(self._unsent)
+
+    def post(self, data: bytes) -> None:
+        """Adds a packed message, and sends what goes without a wait; may be called by any thread.
+
+        Raises OSError at the end of the line.
+        """
+        with self._sending:
+            self._unsent.append(memoryview(data))
+            self._push()
+
+    def push(self) -> None:
+        """Sends what goes without a wait. Raises OSError at the end of the line."""
+        with self._sending:
+            self._push()
 
     def beat(self) -> None:
         """Gives a sign of life without a wait: not where other bytes are, which are one too.
 
         Raises OSError at the end of the line.
         """
-        if not self._sending.acquire(blocking=False):
-            return
-        try:
-            self._push(None)
-            if not self._rest:
-                self._rest = memoryview(pack(Message("alive")))
-                self._push(None)
-        finally:
-            self._sending.release()
+        with self._sending:
+            if not self._unsent:
+                self._unsent.append(memoryview(pack(Message("alive"))))
+            self._push()
 
     def messages(self) -> Iterator[Message]:
         """What has arrived. Raises OSError at the end of the line, ValueError for rubbish."""
@@ -91,21 +96,44 @@ class Line:
                 raise ValueError(f"a message of {size} bytes came damaged")
             yield msgspec.msgpack.decode(body, type=Message)
 
-    def _push(self, deadline_s: float | None) -> None:
-        """Sends what is left of a message; without a deadline, as much as goes at once."""
-        while self._rest:
-            try:
-                self._rest = self._rest[self.sock.send(self._rest) :]
-            except BlockingIOError:
-                if deadline_s is None:
-                    return
-                self._wait_writable(deadline_s)
+    def _push(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while self._unsent:
+                rest = self._unsent[0]
+                num_sent = self.sock.send(rest)
+                if num_sent < len(rest):
+                    self._unsent[0] = rest[num_sent:]
+                else:
+                    self._unsent.popleft()
 
-    def _wait_writable(self, deadline_s: float) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.sock, selectors.EVENT_WRITE)
-            if not selector.select(max(deadline_s - time.monotonic(), 0)):
-                raise TimeoutError("it takes no messages")
+
+def flush(lines: Mapping[int, Line], deadline_s: float) -> dict[int, OSError]:
+    """Sends what was posted, side by side: a rank that takes nothing delays no other.
+
+    Returns the ranks whose lines broke, or still have bytes unsent at the deadline.
+    """
+    failed: dict[int, OSError] = {}
+    waiting = {rank: line for rank, line in lines.items() if line.has_unsent}
+    while waiting:
+        left_s = deadline_s - time.monotonic()
+        _wait_for_room([line.sock for line in waiting.values()], min(left_s, _LOOK_S))
+        for rank, line in list(waiting.items()):
+            try:
+                line.push()
+                if line.has_unsent and left_s <= 0:
+                    raise TimeoutError("it takes no messages")
+            except OSError as error:
+                failed[rank] = error
+            if rank in failed or not line.has_unsent:
+                del waiting[rank]
+    return failed
+
+
+def _wait_for_room(socks: list[socket.socket], timeout_s: float) -> None:
+    with selectors.DefaultSelector() as selector, contextlib.suppress(ValueError):
+        for sock in socks:
+            selector.register(sock, selectors.EVENT_WRITE)  # ValueError: it was closed meanwhile
+        selector.select(max(timeout_s, 0))
 
 
 def pack(message: Message) -> bytes:

@@ -75,6 +75,7 @@ class TcpChannel(Channel):
         self._is_closed = False
         self._outs: dict[Line, OutPipe] = {}
         self._ins: dict[tuple[int, int], InPipe] = {}  # by root and stream
+        self._senders: dict[tuple[int, int], int] = {}  # the rank at the other end of each
         self._calls: set[socket.socket] = set()  # that nobody has taken yet
         self._roots: set[int] = set()  # whose bytes are received here
         self._dry: dict[int, str] = {}  # those of which nothing more comes, and why
@@ -175,9 +176,10 @@ class TcpChannel(Channel):
                 return
             actions = self._rounds.lose(rank, why)
             gone = [pipe for line, pipe in self._outs.items() if line.rank == rank]
+            gone_in = [pipe for place, pipe in self._ins.items() if self._senders[place] == rank]
             self._changed.notify_all()
         _log.warning("rank %d is lost to rank %d: %s", rank, self.rank, why)
-        for pipe in gone:
+        for pipe in (*gone, *gone_in):
             pipe.close()
         self._do(actions)
 
@@ -256,7 +258,7 @@ class TcpChannel(Channel):
                 with contextlib.closing(self._call(sources[0], root, stream)) as sock:
                     deadline_s = time.monotonic() + HANDSHAKE_S
                     pipe = InPipe(sock, self._oldest(), deadline_s, self._silence_s)
-                    self._use(root, stream, pipe)
+                    self._use(root, stream, pipe, sources[0])
                     with contextlib.ExitStack() as stack:
                         stack.callback(self._part, pipe)
                         pipe.run(sink)
@@ -288,13 +290,15 @@ class TcpChannel(Channel):
         if self._failure is not None:
             pipe.drain(time.monotonic() + _LEAVE_S)
 
-    def _use(self, root: int, stream: int, pipe: InPipe) -> None:
+    def _use(self, root: int, stream: int, pipe: InPipe, sender: int) -> None:
         with self._changed:
-            self._ins[root, stream] = pipe
+            self._ins[root, stream], self._senders[root, stream] = pipe, sender
             answers = self._rounds.complete(root, stream)
-            is_over = self._failure is not None
+            is_over, is_lost = self._failure is not None, sender in self._rounds.lost
         if is_over:
             pipe.leave()
+        elif is_lost:
+            pipe.close()
         for answer in answers:
             pipe.answer(answer.place)
 
@@ -382,12 +386,12 @@ def open_tcp(
     problem: ValueError | ChannelError | None = None
     num_ranks = len(control.ranks)
     settings = {"fanout": str(fanout or max(num_ranks - 1, 1)), "streams": str(streams)}
-    settings["key"] = fingerprint(key)
+    settings |= {"key": fingerprint(key), "address": "good"}
     try:
         listener = _listen(host, advertise, key)
     except (ValueError, ChannelError) as error:
         problem = error  # the others hear of it instead of waiting
-        settings = {"tcp": str(error)}
+        settings["address"] = str(error)
     try:
         _agree(control, Terms({}, depth, settings), problem, timeout_s)
         assert listener is not None

@@ -84,14 +84,18 @@ def target(request: pytest.FixtureRequest) -> Iterator[Target]:
 
 
 class Recorder:
-    """A socket that keeps what was sent over it."""
+    """A socket that keeps what was sent over it; one bit of it may be wrong."""
 
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock, self.sent = sock, [b""][:0]
+    def __init__(self, sock: socket.socket, flip_at: int | None = None) -> None:
+        self.sent: list[bytes] = []
+        self._sock, self._flip_at = sock, flip_at
 
     def sendall(self, data: bytes) -> None:
         self.sent.append(data)
-        self._sock.sendall(data)
+        said = bytearray(data)
+        if self._flip_at is not None:
+            said[self._flip_at] ^= 1
+        self._sock.sendall(said)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sock, name)
@@ -131,15 +135,11 @@ def test_I81_a_truncated_handshake_is_refused(target: Target) -> None:
 
 
 def test_I81_an_answer_of_which_one_bit_is_wrong_is_refused(target: Target) -> None:
-    class Flipping(Recorder):
-        def sendall(self, data: bytes) -> None:
-            damaged = bytearray(data)
-            damaged[place] ^= 1
-            super().sendall(bytes(damaged))
-
     for place in range(ANSWER_BYTES):
-        with target.call() as sock, pytest.raises(ChannelError, match=r"refused the|closed the"):
-            introduce(Flipping(sock), GROUP, KEY, Peer(1, 0), time.monotonic() + 5)
+        with target.call() as sock:
+            damaging = Recorder(sock, flip_at=place)
+            with pytest.raises(ChannelError, match=r"refused the|closed the"):
+                introduce(damaging, GROUP, KEY, Peer(1, 0), time.monotonic() + 5)
     target.enter()
 
 

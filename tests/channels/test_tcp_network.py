@@ -124,7 +124,7 @@ def check_signs_of_life(seconds: float) -> None:
 @SHAPED
 @pytest.mark.ci
 def test_I52_R82_signs_of_life_pass_a_full_link() -> None:
-    check_signs_of_life(5)
+    check_signs_of_life(4)
 
 
 @SHAPED
