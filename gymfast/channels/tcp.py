@@ -175,11 +175,13 @@ class TcpChannel(Channel):
             if self._failure is not None or rank in self._rounds.lost:
                 return
             actions = self._rounds.lose(rank, why)
-            gone = [pipe for line, pipe in self._outs.items() if line.rank == rank]
+            gone = [out for line, out in self._outs.items() if line.rank == rank]
             gone_in = [pipe for place, pipe in self._ins.items() if self._senders[place] == rank]
             self._changed.notify_all()
         _log.warning("rank %d is lost to rank %d: %s", rank, self.rank, why)
-        for pipe in (*gone, *gone_in):
+        for out in gone:
+            out.close()
+        for pipe in gone_in:
             pipe.close()
         self._do(actions)
 
