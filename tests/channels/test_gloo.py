@@ -12,6 +12,7 @@ from channel_group import Controls
 
 from gymfast.channels import Channel, Slot
 from gymfast.channels.gloo import GlooChannel, open_gloo
+from gymfast.errors import ChannelError
 from gymfast.testing.channel_contract import ChannelContract, Make, in_threads, noise
 
 dist = pytest.importorskip("torch.distributed")
@@ -45,4 +46,27 @@ def test_a_group_is_made_over_the_control_plane() -> None:
     assert in_threads([partial(work, rank) for rank in range(3)]) == [None] * 3
     assert all((one == noise(0, 5000)).all() for one in memory)
     in_threads([channel.close for channel in channels])
+    controls.close()
+
+
+def test_I51_a_rank_that_is_lost_while_the_group_is_made_is_named_on_all_others() -> None:
+    controls = Controls(3)
+    controls.all[1].close()
+    works = [partial(open_gloo, controls.all[rank], timeout_s=20) for rank in (0, 2)]
+    for result in in_threads(works):
+        assert isinstance(result, ChannelError)
+        words = "gloo makes no group of ranks (0, 1, 2): rank 1 is lost: it closed the line"
+        assert (str(result), result.ranks) == (words, (1,))
+    controls.close()
+
+
+def test_I51_a_rank_that_cannot_make_the_group_is_named_on_all_others() -> None:
+    """Rank 0 has no store; the other hears why instead of waiting for one."""
+    controls = Controls(2)
+    works = [partial(open_gloo, c, host="no.such.name.invalid", timeout_s=2) for c in controls.all]
+    results = in_threads(works)
+    assert all(isinstance(result, ChannelError) for result in results)
+    assert str(results[0]) == str(results[1])
+    assert "rank 0 says: " in str(results[0])
+    assert [result.ranks for result in results] == [(0,), (0,)]
     controls.close()

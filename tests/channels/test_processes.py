@@ -131,6 +131,7 @@ def test_I51_a_sender_that_is_killed_is_an_error_on_all_others(kind: str) -> Non
 
 
 LIMIT_S = 30.0  # of I51: from a kill to a whole group that has a version
+SURVIVOR_TIMEOUT_S = 10.0
 NUM_KILLS = 25
 
 
@@ -167,7 +168,8 @@ def read_until_whole(rank: Rank, victim: int, processes: list[int], deadline_s: 
 def test_I51_R78_a_group_is_whole_again_after_any_kill(kind: str, num_kills: int) -> None:
     """At a random moment of a stream of versions a random rank is killed and started anew."""
     rng = random.Random(f"{kind} {num_kills}")
-    with group(4, kind, 0, script=SURVIVOR) as ranks:
+    options = {"timeout_s": SURVIVOR_TIMEOUT_S, "script": SURVIVOR}
+    with group(4, kind, 0, **options) as ranks:
         victim, port = 0, ranks[0].said[0]["port"]
         for number in range(num_kills + 1):
             deadline_s = time.monotonic() + (60 if number == 0 else LIMIT_S)
@@ -180,7 +182,7 @@ def test_I51_R78_a_group_is_whole_again_after_any_kill(kind: str, num_kills: int
             victim = rng.randrange(4)
             ranks[victim].process.kill()
             ranks[victim].process.wait()
-            ranks[victim] = Rank(victim, port, 4, kind, 0, script=SURVIVOR)
+            ranks[victim] = Rank(victim, port, 4, kind, 0, **options)
 
 
 STOP_TIMEOUT_S = 4.0
