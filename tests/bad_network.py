@@ -29,7 +29,9 @@ class Faults:
     half_open: bool = False
     """Nothing passes any more, and nobody is told."""
     flips: bool = False
-    """One bit."""
+    """One bit of what the listener sends."""
+    flips_answers: bool = False
+    """One bit of what the caller sends."""
     period_bytes: int = 400_000
     most: int = 1_000_000
 
@@ -85,8 +87,9 @@ class BadNetwork:
     def _pump(
         self, source: socket.socket, target: socket.socket, dead: threading.Event, is_payload: bool
     ) -> None:
-        """Passes one direction on; faults come where the payload is, flips on both sides."""
+        """Passes one direction on; what breaks a line does so where the payload is."""
         faults = self._faults
+        flips = faults.flips if is_payload else faults.flips_answers
         # Answers are few: a place among the first of them.
         period = faults.period_bytes if is_payload else faults.period_bytes // 1000
         left = self._random.randrange(1, period)
@@ -94,7 +97,7 @@ class BadNetwork:
             while data := bytearray(self._receive(source)):
                 self._is_closed.wait(faults.delay_s)
                 left -= len(data)
-                if left < 0 and (is_payload or faults.flips) and self._may_fail():
+                if left < 0 and (is_payload or flips) and self._may_fail():
                     left = self._random.randrange(1, period)
                     if faults.resets:
                         _reset(source)
@@ -104,7 +107,7 @@ class BadNetwork:
                         break
                     if faults.half_open:
                         dead.set()
-                    if faults.flips:
+                    if flips:
                         data[self._random.randrange(len(data))] ^= 1 << self._random.randrange(8)
                     time.sleep(faults.stall_s)
                 if dead.is_set():

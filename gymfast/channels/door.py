@@ -15,7 +15,8 @@ from gymfast.channels.handshake import Caller, greet
 from gymfast.errors import ChannelError
 
 HANDSHAKE_S = 10.0
-MAX_CALLERS = 64  # whose handshake has not ended: one more, and the oldest has to go
+MAX_CALLERS = 128  # whose handshake has not ended: one more, and the oldest has to go
+_LEAST_S = 0.1  # that a caller has in any case
 _LOOK_S = 0.1
 _WARNING_PERIOD_S = 1.0
 _ADVICE = {
@@ -71,7 +72,7 @@ class Door:
     ) -> None:
         """`let_in` welcomes or refuses a caller that has the key, until a deadline."""
         self._listener, self._group, self._key, self._let_in = listener, group, key, let_in
-        self._callers: dict[socket.socket, None] = {}  # the oldest first
+        self._callers: dict[socket.socket, float] = {}  # since when; the oldest first
         self._lock = threading.Lock()
         self._is_shut = threading.Event()
         self.on_refusal: Callable[[str], None] | None = None
@@ -104,13 +105,20 @@ class Door:
                     self._drop_oldest()
                     self._is_shut.wait(_LOOK_S)
                     continue
-                if len(self._callers) >= MAX_CALLERS:
-                    self._drop_oldest()
+                self._make_room()
                 with self._lock:
-                    self._callers[sock] = None
+                    self._callers[sock] = time.monotonic()
                 threading.Thread(target=self._greet, args=(sock,), daemon=True).start()
         while self._callers:
             self._drop_oldest()
+
+    def _make_room(self) -> None:
+        while len(self._callers) >= MAX_CALLERS and not self._is_shut.is_set():
+            oldest_s = next(iter(self._callers.values()), 0.0)
+            if time.monotonic() - oldest_s > _LEAST_S:
+                self._drop_oldest()
+            else:
+                self._is_shut.wait(_LEAST_S / 10)
 
     def _drop_oldest(self) -> None:
         with self._lock:

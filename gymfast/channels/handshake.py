@@ -130,6 +130,8 @@ def send_all(sock: socket.socket, data: bytes, deadline_s: float) -> None:
     _set_timeout(sock, deadline_s)
     try:
         sock.sendall(data)
+    except TimeoutError as error:
+        raise NotYetError(f"{_name(sock)} did not answer by the deadline") from error
     except OSError as error:
         raise NotYetError(f"{_name(sock)} went away: {error}") from error
 
@@ -141,6 +143,8 @@ def receive_all(sock: socket.socket, num_bytes: int, deadline_s: float) -> bytes
         _set_timeout(sock, deadline_s)
         try:
             part = sock.recv(num_bytes - len(data))
+        except TimeoutError as error:
+            raise NotYetError(f"{_name(sock)} did not answer by the deadline") from error
         except OSError as error:
             raise NotYetError(f"{_name(sock)} went away: {error}") from error
         if not part:

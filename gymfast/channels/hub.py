@@ -102,14 +102,17 @@ def connect(
     if not 0 < port < 1 << 16:
         raise ValueError(f"port is {port}, expected 1 to {(1 << 16) - 1}")
     deadline_s, pause_s = time.monotonic() + timeout_s, _RETRY_S
+    why: Exception | None = None
     while True:
         try:
             sock = _call(address, group, key, rank, deadline_s)
             break
         except (OSError, UnicodeError, NotYetError) as error:
-            if deadline_s - time.monotonic() <= pause_s:
-                words = f"rank 0 was not there within {timeout_s:g} s: {host} port {port}: {error}"
-                raise ChannelError(words, (0,)) from error
+            left_s = deadline_s - time.monotonic()
+            why = error if why is None or left_s > 0 else why  # the last call may be cut short
+            if left_s <= pause_s:
+                words = f"rank 0 was not there within {timeout_s:g} s: {host} port {port}: {why}"
+                raise ChannelError(words, (0,)) from why
             time.sleep(pause_s)
             pause_s = min(1.5 * pause_s, _MAX_RETRY_S)
     control = Control(rank)

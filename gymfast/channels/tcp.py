@@ -71,6 +71,7 @@ class TcpChannel(Channel):
         self._streams, self._group, self._key = streams, group, key
         self._changed = threading.Condition()
         self._deadlines: deque[float] = deque()  # of the rounds under way
+        self._here = (-1, 0.0)  # a round, the last that waits for ranks behind, and since when
         self._failure: ChannelError | None = None
         self._is_closed = False
         self._outs: dict[Line, OutPipe] = {}
@@ -115,8 +116,7 @@ class TcpChannel(Channel):
                     words = f"nothing more comes of rank {root}: {self._dry[root]}"
                     self._fail(ChannelError(words, (root,)))
                     continue
-                left_s = self._deadlines[0] - time.monotonic()
-                left_s -= (1 - self._rounds.patience()) * self.timeout_s
+                left_s = self._give_up_s() - time.monotonic()
                 if left_s > 0:
                     self._changed.wait(left_s)
                     continue
@@ -185,6 +185,22 @@ class TcpChannel(Channel):
             pipe.close()
         self._do(actions)
 
+    def _give_up_s(self) -> float:
+        """When ranks that the oldest round waits for are given up.
+
+        Those behind are not blamed for bytes that came late to this one: they have at least half
+        of the time that the rank before this one gives to both.
+        """
+        own, before = self._rounds.patience()
+        begin_s = self._deadlines[0] - self.timeout_s
+        if own == 1:
+            return self._deadlines[0]
+        number, here_s = self._here
+        if number != self._rounds.oldest:
+            number, here_s = self._here = self._rounds.oldest, time.monotonic()
+        least_s = (here_s + begin_s + before * self.timeout_s) / 2
+        return max(begin_s + own * self.timeout_s, least_s)
+
     def _end_overdue(self) -> None:
         """The oldest round is over its deadline: an error, or ranks that are left behind."""
         roots, slow = self._rounds.overdue()
@@ -201,7 +217,8 @@ class TcpChannel(Channel):
         for rank in slow:
             self.lose(rank, what)
         # Those behind a slow rank have had no chance yet.
-        least_s = time.monotonic() + (1 + _SECOND_CHANCE - self._rounds.patience()) * self.timeout_s
+        own, _ = self._rounds.patience()
+        least_s = time.monotonic() + (1 + _SECOND_CHANCE - own) * self.timeout_s
         self._deadlines = deque(max(one, least_s) for one in self._deadlines)
 
     def _fail(self, error: ChannelError) -> None:
@@ -251,6 +268,7 @@ class TcpChannel(Channel):
         sources = deque(self._rounds.sources(root))
         sink = _Sink(self, root, stream)
         good_s, num_refused, why = time.monotonic(), 0, ""
+        silence_s = self._silence_s
         while sources and self._failure is None:
             if sources[0] in self.lost:
                 why = f"rank {sources[0]} is lost: {self.lost[sources.popleft()]}"
@@ -259,7 +277,7 @@ class TcpChannel(Channel):
             try:
                 with contextlib.closing(self._call(sources[0], root, stream)) as sock:
                     deadline_s = time.monotonic() + HANDSHAKE_S
-                    pipe = InPipe(sock, self._oldest(), deadline_s, self._silence_s)
+                    pipe = InPipe(sock, self._oldest(), deadline_s, silence_s)
                     self._use(root, stream, pipe, sources[0])
                     with contextlib.ExitStack() as stack:
                         stack.callback(self._part, pipe)
@@ -275,6 +293,9 @@ class TcpChannel(Channel):
             now_s = time.monotonic()
             if pipe is not None:
                 num_refused = 0
+                # A busy host may be silent: each silence without an item is borne for longer.
+                silence_s = self._silence_s if pipe.has_received else 2 * silence_s
+                silence_s = min(silence_s, max(self.timeout_s / 2, self._silence_s))
                 if pipe.has_received or now_s - begin_s > self._silence_s:
                     good_s = now_s
             is_over = now_s - good_s > _GRACE_S or num_refused == _MAX_REFUSALS

@@ -29,6 +29,7 @@ _FROM = struct.Struct("<Q")  # the oldest round that the receiver needs
 _CHECK = struct.Struct("<I")  # CRC-32 of each of these, behind it
 _GOODBYE = 2**64 - 1
 _ALIVE = (_GOODBYE, 0)  # an item without bytes that wants no answer
+_WAIT = 2 / 3
 _BEATS = 4  # signs of life in the silence that a receiver bears
 _CHUNK_BYTES = 1 << 20
 _PERIOD = struct.Struct("@ll")  # seconds and microseconds
@@ -209,7 +210,8 @@ class InPipe:
         """Whether an item came, or began to."""
         send_all(sock, _pack(_FROM, oldest), deadline_s)
         sock.settimeout(None)  # a time-out of Python's would take a call for each packet
-        period = _PERIOD.pack(int(silence_s), int(silence_s % 1 * 1e6))
+        wait_s = _WAIT * silence_s  # the kernel begins anew after a part of an item
+        period = _PERIOD.pack(int(wait_s), int(wait_s % 1 * 1e6))
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, period)
 
     def run(self, sink: Sink) -> None:

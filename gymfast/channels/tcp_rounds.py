@@ -204,21 +204,22 @@ class Rounds:
             if not stripe.is_here
         }
 
-    def patience(self) -> float:
+    def patience(self) -> tuple[float, float]:
         """The part of its time that the oldest round may take before ranks behind are given up.
 
-        All of it while bytes are missing here; else less the fewer ranks are behind, so that the
-        rank just before a slow one gives it up first, and those that wait for bytes go on.
+        First here, then at the rank before this one. All of it while bytes are missing here; else
+        less the fewer ranks are behind, so that the rank just before a slow one gives it up first,
+        and those that wait for bytes go on.
         """
         if not self.num_left:
-            return 1.0
-        of, parts = self._rounds[0], [0.0]
+            return 1.0, 1.0
+        of, parts = self._rounds[0], [(0.0, 0.0)]
         if not all(stripe.is_here for stripe in of.stripes.values()):
-            return 1.0
+            return 1.0, 1.0
         for slot in of.slots:
             tree = self._trees[slot.root]
-            num_below, height = tree.num_below(self._rank), tree.num_below(slot.root)
-            parts.append(0.5 + 0.4 * num_below / max(height, 1))
+            num_below, height = tree.num_below(self._rank), max(tree.num_below(slot.root), 1)
+            parts.append((0.5 + 0.4 * num_below / height, 0.5 + 0.4 * (num_below + 1) / height))
         return max(parts)
 
     def overdue(self) -> tuple[set[int], set[int]]:

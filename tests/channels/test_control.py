@@ -16,6 +16,7 @@ from channel_group import Controls, in_threads
 
 from gymfast.channels import Hub, connect
 from gymfast.channels.handshake import Peer, introduce
+from gymfast.channels.line import Line, Message, pack
 from gymfast.errors import ChannelError
 
 KEY = b"a key of some length"
@@ -257,3 +258,27 @@ def test_a_message_of_another_shape_is_the_loss_of_its_rank(controls: Controls) 
     while 1 not in controls.hub.control.lost and time.monotonic() < deadline_s:
         time.sleep(0.01)
     assert list(controls.hub.control.lost) == [1]
+
+
+def wait_for_bytes(sock: socket.socket, num_bytes: int) -> None:
+    """Leaves them where they are."""
+    sock.setblocking(True)
+    assert len(sock.recv(num_bytes, socket.MSG_PEEK | socket.MSG_WAITALL)) == num_bytes
+
+
+def test_I53_any_flipped_bit_of_a_message_is_the_loss_of_its_rank_and_no_other_value() -> None:
+    message = pack(Message("value", 3, 7, "words"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        there = socket.create_connection(server.getsockname())
+        here, _ = server.accept()
+    with here, there:
+        for place in range(8 * len(message)):
+            damaged = bytearray(message)
+            damaged[place // 8] ^= 1 << place % 8
+            there.sendall(damaged + bytes(64))
+            wait_for_bytes(here, len(message) + 64)
+            with pytest.raises(ValueError, match=r"came damaged|at most"):
+                list(Line(here).messages())
+        there.sendall(message)
+        wait_for_bytes(here, len(message))
+        assert list(Line(here).messages()) == [Message("value", 3, 7, "words")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import subprocess
@@ -18,8 +19,8 @@ import pytest
 from channel_group import Controls, in_threads
 
 from gymfast.channels import Channel, Hub, Slot, connect
-from gymfast.channels.door import MAX_CALLERS, is_wildcard
-from gymfast.channels.handshake import Peer, introduce
+from gymfast.channels.door import MAX_CALLERS, Door, is_wildcard
+from gymfast.channels.handshake import Caller, Peer, introduce
 from gymfast.channels.shm import make_ring
 from gymfast.channels.tcp import TcpChannel, open_tcp
 from gymfast.errors import ChannelError
@@ -226,6 +227,45 @@ def test_I81_callers_that_are_gone_at_once_disturb_nobody(target: Target) -> Non
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         sock.close()  # with RST, often before it was accepted
     target.enter()
+
+
+def test_I81_a_host_without_files_to_open_lets_ranks_in_later() -> None:
+    class Full:
+        """A listener that cannot accept for a while."""
+
+        def __init__(self, sock: socket.socket) -> None:
+            self.num_failures, self._sock = 0, sock
+
+        def accept(self) -> Any:
+            if self.num_failures < 3:
+                self.num_failures += 1
+                raise OSError(errno.EMFILE, "Too many open files")
+            return self._sock.accept()
+
+        def __enter__(self) -> None:
+            self._sock.__enter__()
+
+        def __exit__(self, *error: object) -> None:
+            self._sock.__exit__(*error)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sock, name)
+
+    listener = socket.create_server(("127.0.0.1", 0))
+    full, came = Full(listener), threading.Event()
+
+    def let_in(caller: Caller, deadline_s: float) -> None:
+        caller.welcome(deadline_s)
+        came.set()
+
+    door = Door(full, GROUP, KEY, let_in)  # type: ignore[arg-type]
+    door.open()
+    with socket.create_connection(listener.getsockname()) as sock:
+        introduce(sock, GROUP, KEY, Peer(1, 0), time.monotonic() + 10)
+    assert came.wait(5)
+    assert full.num_failures == 3
+    door.shut()
+    door.join()
 
 
 def test_I81_handshakes_that_never_end_keep_nobody_out(target: Target) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,22 +15,22 @@ from bad_network import BadNetwork, Faults
 from channel_group import Controls, in_threads
 
 from gymfast.buckets import BucketTensor
-from gymfast.channels import BucketTransfer, Channel, Control, TransferReport
+from gymfast.channels import BucketTransfer, Channel, Control, Slot, TransferReport
 from gymfast.channels.tcp import TcpChannel
 from gymfast.errors import ChannelError, ChecksumError
 from gymfast.testing.channel_contract import noise
 
 SIZES = [1_500_000, 70_000, 3, 400_000]
 BUCKET_BYTES = 1 << 17
-TIMEOUT_S = 4.0  # so that half a second of silence is a broken line
+TIMEOUT_S = 6.0  # so that three quarters of a second of silence are a broken line
 FAULTS = {
     "delay": Faults(delay_s=0.002),
     "late": Faults(late_s=0.1, resets=True),
     "stalls": Faults(stall_s=0.1),
-    "long stalls": Faults(stall_s=1.0, period_bytes=3_000_000),
+    "long stalls": Faults(stall_s=1.0, period_bytes=6_000_000),
     "resets": Faults(resets=True),
     "cuts": Faults(cuts=True),
-    "half-open": Faults(half_open=True, period_bytes=3_000_000),
+    "half-open": Faults(half_open=True, period_bytes=5_000_000),
 }
 SHARE = [BucketTensor(f"t{i}", "U8", (size,), size) for i, size in enumerate(SIZES)]
 Outcome = TransferReport | Exception
@@ -87,13 +88,13 @@ def transfers(faults: Faults, count: int, seed: int) -> int:
         return sum(way.num_faults for way in ways)
 
 
-QUICK = {"resets", "cuts", "half-open"}
+QUICK = {"resets", "cuts"}
 SOME = [pytest.param(name, marks=() if name in QUICK else pytest.mark.ci) for name in FAULTS]
 
 
 @pytest.mark.parametrize("name", SOME)
 def test_I53_every_byte_is_right_over_a_bad_network(name: str) -> None:
-    faults = replace(FAULTS[name], most=3, period_bytes=300_000)
+    faults = replace(FAULTS[name], most=2, period_bytes=300_000)
     assert transfers(faults, 3, seed=len(name)) >= 1
 
 
@@ -102,14 +103,14 @@ def test_I53_every_byte_is_right_over_a_bad_network(name: str) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_I53_every_byte_is_right_in_40_transfers(name: str) -> None:
     met = sum(transfers(FAULTS[name], 4, seed) for seed in range(10))
-    assert met >= 20
+    assert met >= 10
 
 
-def flipped(count: int, first_seed: int) -> tuple[int, int]:
+def flipped(faults: Faults, count: int, first_seed: int) -> tuple[int, int]:
     """How many transfers succeeded, and how many found damage and said so."""
     right = found = 0
     for seed in range(first_seed, first_seed + count):
-        with group(Faults(flips=True, most=1), seed=seed) as (controls, channels, ways):
+        with group(faults, seed=seed) as (controls, channels, ways):
             outcomes = transfer(controls, channels, seed)
             assert sum(way.num_faults for way in ways) >= 1
         errors = [one for one in outcomes if isinstance(one, Exception)]
@@ -124,19 +125,22 @@ def flipped(count: int, first_seed: int) -> tuple[int, int]:
     return right, found
 
 
-def test_I53_a_flipped_bit_is_found_and_never_taken() -> None:
-    right, found = flipped(2, first_seed=100)
-    assert right + found == 2
-    assert found >= 1
+def test_I53_a_flipped_bit_of_a_bucket_is_found_and_never_taken() -> None:
+    assert flipped(Faults(flips=True, most=1), 2, first_seed=100) == (0, 2)
+
+
+def test_I53_a_flipped_bit_of_a_handshake_or_an_answer_costs_a_line_and_no_transfer() -> None:
+    right, found = flipped(Faults(flips_answers=True, most=1), 2, first_seed=100)
+    assert (right, found) == (2, 0)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_I53_a_flipped_bit_is_found_and_never_taken_in_100_transfers() -> None:
-    right, found = flipped(100, first_seed=200)
-    assert right + found == 100
-    assert found >= 50
-    assert right >= 1  # a flip in a header or an answer costs a line and no transfer
+    right, found = flipped(Faults(flips=True, most=1), 60, first_seed=200)
+    assert right + found == 60
+    assert found >= 50  # one in a header costs a line and no transfer
+    assert flipped(Faults(flips_answers=True, most=1), 40, first_seed=300) == (40, 0)
 
 
 @pytest.mark.parametrize("kind", ["resets", "half-open"])
@@ -168,3 +172,26 @@ def test_I53_a_transfer_is_resumed_at_the_stripe_that_broke(kind: str) -> None:
     in_threads(*(channel.close for channel in channels))
     way.close()
     controls.close()
+
+
+@pytest.mark.long
+def test_I53_a_rank_behind_one_that_got_its_bytes_late_is_not_given_up() -> None:
+    """The root begins when a middle rank would have given up those behind, had it had the bytes."""
+    listeners = [socket.create_server(("127.0.0.1", 0)) for _ in range(3)]
+    addresses = [listener.getsockname() for listener in listeners]
+    channels = [
+        TcpChannel(rank, addresses, one, fanout=1, timeout_s=20)
+        for rank, one in enumerate(listeners)
+    ]
+    memory = [noise(1, 1000), np.zeros(1000, np.uint8), np.zeros(1000, np.uint8)]
+
+    def work(rank: int) -> None:
+        if rank == 0:
+            time.sleep(15)
+        channels[rank].begin([Slot(0, memory[rank])])
+        channels[rank].finish()
+
+    assert in_threads(*(partial(work, rank) for rank in range(3))) == [None] * 3
+    assert all((one == memory[0]).all() for one in memory)
+    assert [dict(channel.lost) for channel in channels] == [{}] * 3
+    in_threads(*(channel.close for channel in channels))

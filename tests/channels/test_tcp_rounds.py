@@ -134,7 +134,8 @@ def test_ranks_nearer_to_the_root_are_more_patient() -> None:
         rounds.received(0, 0, (0, 0))
         parts.append(rounds.patience())
     assert parts == sorted(parts, reverse=True)
-    assert all(0.5 < part < 1 for part in parts)
+    assert all(0.5 < own < 1 for own, _ in parts)
+    assert [before for _, before in parts[1:]] == [own for own, _ in parts[:-1]]
     waiting = Rounds(3, 5, fanout=1, streams=1)
     waiting.begin([Slot(0, bytearray(4))])
-    assert waiting.patience() == 1
+    assert waiting.patience() == (1, 1)
