@@ -43,7 +43,8 @@ LARGE = [pytest.mark.long, pytest.mark.timeout(900)]
 @pytest.mark.parametrize(
     ("kind", "size_mib", "bucket_mib"),
     [
-        *(("star", 100, 2), ("shm", 100, 2)),
+        ("star", 100, 2),
+        pytest.param("shm", 100, 2, marks=pytest.mark.ci),
         # 6 GiB, with 256 MiB or less for buckets, half of them staged
         *(pytest.param(kind, 6144, 32, marks=LARGE) for kind in ("star", "chain", "shm")),
     ],
@@ -71,7 +72,8 @@ def test_I60_R90_R92_the_peak_of_a_transfer_is_its_plan(
 @pytest.mark.parametrize(
     ("kind", "num_transfers", "is_lasting"),
     [
-        *(("star", 40, 1), ("shm", 40, 0)),
+        ("star", 40, 1),
+        pytest.param("shm", 40, 0, marks=pytest.mark.ci),
         *(
             pytest.param(kind, 300, is_lasting, marks=[pytest.mark.long, pytest.mark.timeout(900)])
             for kind in ("loopback", "star", "chain", "shm", "gloo")
