@@ -188,6 +188,7 @@ def test_R86_a_rank_that_does_not_come_to_a_channel_is_named(controls: list) -> 
         assert str(one) == "rank 2 is lost: it did not answer within 0.5 s"
 
 
+@pytest.mark.ci
 def test_R83_all_wait_for_a_receiver_that_is_late_before_anything_is_sent(controls: list) -> None:
     """It is later than a round may take; the rounds begin when it is there."""
     share, bucket_bytes = plan(300_000, bucket_bytes=1 << 16)
@@ -307,9 +308,9 @@ def test_a_line_of_another_channel_is_refused(controls: list) -> None:
     in_threads(*(channel.close for channel in channels))
 
 
-DEFAULT = {("bucket", 2)}
+CI = {("open", 2), ("bucket", 0), ("bucket", 2), ("acknowledge", 2), ("close", 2)}
 DEATHS = [
-    pytest.param(phase, victim, marks=() if (phase, victim) in DEFAULT else pytest.mark.ci)
+    pytest.param(phase, victim, marks=pytest.mark.ci if (phase, victim) in CI else pytest.mark.long)
     for phase in PHASES
     for victim in (0, 2)
 ]

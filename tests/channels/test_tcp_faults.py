@@ -143,7 +143,7 @@ def test_I53_a_flipped_bit_is_found_and_never_taken_in_100_transfers() -> None:
     assert flipped(Faults(flips_answers=True, most=1), 40, first_seed=300) == (40, 0)
 
 
-@pytest.mark.parametrize("kind", ["resets", "half-open"])
+@pytest.mark.parametrize("kind", ["resets", pytest.param("half-open", marks=pytest.mark.ci)])
 def test_I53_a_transfer_is_resumed_at_the_stripe_that_broke(kind: str) -> None:
     """Only what was under way passes twice: depth x bucket, and what the sockets hold of it."""
     controls = Controls(2)

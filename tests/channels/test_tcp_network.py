@@ -93,9 +93,8 @@ def check(rate_gbps: float, percent: float, *, num_nodes: int, size: int, count:
 
 @SHAPED
 @pytest.mark.ci
-@pytest.mark.parametrize(("rate_gbps", "percent"), [(0.1, 1.0), (0.1, 5.0)])
-def test_I53_every_byte_is_right_where_packets_are_lost(rate_gbps: float, percent: float) -> None:
-    check(rate_gbps, percent, num_nodes=2, size=300_000, count=3)
+def test_I53_every_byte_is_right_where_packets_are_lost() -> None:
+    check(0.1, 5.0, num_nodes=2, size=300_000, count=2)
 
 
 @SHAPED
@@ -124,7 +123,7 @@ def check_signs_of_life(seconds: float) -> None:
 @SHAPED
 @pytest.mark.ci
 def test_I52_R82_signs_of_life_pass_a_full_link() -> None:
-    check_signs_of_life(4)
+    check_signs_of_life(3)
 
 
 @SHAPED
