@@ -78,6 +78,7 @@ def test_I60_R90_R92_the_peak_of_a_transfer_is_its_plan(
             pytest.param(kind, 300, is_lasting, marks=[pytest.mark.long, pytest.mark.timeout(900)])
             for kind in ("loopback", "star", "chain", "shm", "gloo")
             for is_lasting in (1, 0)
+            if (kind, is_lasting) != ("gloo", 0)  # of torch's groups see docs/transfer.md
         ),
     ],
 )
