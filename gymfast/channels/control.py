@@ -142,9 +142,13 @@ class Control:
             self._number = number
             raise
 
-    def trouble(self, text: str) -> None:
-        """Tells rank 0 that something went wrong here; from rank 0, tells all others."""
-        message = Message("trouble", self._formation, self._number, text)
+    def trouble(self, text: str, *, of: int | None = None) -> None:
+        """Tells rank 0 that something went wrong here; from rank 0, tells all others.
+
+        Rank 0 may speak for another rank, which only it knows to be lost.
+        """
+        value = [self.rank if of is None else of, text]
+        message = Message("trouble", self._formation, self._number, value)
         self._send(list(self._lines), message, HEARTBEAT_S, is_vital=False)
 
     @contextlib.contextmanager
@@ -304,13 +308,16 @@ class Control:
             elif message.kind == "formed":
                 self._formed = (message.formation, tuple(message.value))
                 self._last_words = ""
-            elif message.kind == "trouble" and peer == 0:
-                self._last_words = str(message.value)
+            elif message.kind == "trouble":
+                of, text = message.value
+                rank = int(of) if peer == 0 else peer
+                if peer == 0:
+                    self._last_words = str(text) if rank == 0 else f"rank {rank}: {text}"
             self._changed.notify_all()
         if message.kind == "left":
             self._lose(peer, "it left", is_orderly=True)
         elif message.kind == "trouble":
-            self._tell(peer, str(message.value), (message.formation, message.number))
+            self._tell(rank, str(text), (message.formation, message.number))
 
     def _lose(self, peer: int, why: str, *, is_orderly: bool = False) -> None:
         with self._changed:

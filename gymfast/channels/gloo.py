@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 import zlib
 from collections import deque
@@ -144,7 +145,9 @@ class GlooChannel(ThreadedChannel):
         """The thread looks for a failure by itself."""
 
     def _release(self) -> None:
-        self._group = None
+        # The end of a group waits for rounds that were aborted, until these time out.
+        groups, self._group = [self._group], None
+        threading.Thread(target=groups.clear, name="gymfast-gloo-end", daemon=True).start()
 
 
 def open_gloo(
@@ -165,16 +168,39 @@ def open_gloo(
         raise MissingDependencyError(
             "gymfast.channels.gloo needs torch: install gymfast[torch]"
         ) from error
+    rank = control.ranks.index(control.rank)
     timeout = timedelta(seconds=timeout_s)
-    rank, size = control.ranks.index(control.rank), len(control.ranks)
-    store = None
+    store, group, problem = None, None, ""
     try:
         if rank == 0:
             options = {"is_master": True, "wait_for_workers": False, "timeout": timeout}
             store = dist.TCPStore(host, 0, **options)
-        place = control.share([host, store.port] if store else None, timeout_s)
-        store = store or dist.TCPStore(*place, timeout=timeout)
-        group = dist.ProcessGroupGloo(store, rank, size, timeout)
     except RuntimeError as error:
-        raise ChannelError(f"gloo makes no group of ranks {control.ranks}: {error}") from error
+        problem = str(error)
+    # Nobody waits in gloo for a rank that is not there: it would not say for which.
+    place = [host, store.port] if store else None
+    place = _require_all(control, problem, timeout_s, place)
+    try:
+        store = store or dist.TCPStore(*place, timeout=timeout)
+        group = dist.ProcessGroupGloo(store, rank, len(control.ranks), timeout)
+    except RuntimeError as error:
+        problem = str(error)
+    _require_all(control, problem, timeout_s)
     return GlooChannel(group, depth=depth, timeout_s=timeout_s)
+
+
+def _require_all(control: Control, problem: str, timeout_s: float, value: Any = None) -> Any:
+    """What rank 0 passes, if all ranks are there and have no problem.
+
+    Raises ChannelError, on all ranks, that names those which are lost, else those which failed.
+    """
+    found = control.gather(problem, timeout_s)
+    gone = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
+    lost = {rank: f"is lost: {why}" for rank, why in gone.items()}
+    failed = {rank: f"says: {text}" for rank, text in found.items() if text}
+    value, troubles = control.share([value, sorted((lost or failed).items())], timeout_s)
+    if troubles:
+        words = "; ".join(f"rank {rank} {text}" for rank, text in troubles)
+        ranks = tuple(int(rank) for rank, _ in troubles)
+        raise ChannelError(f"gloo makes no group of ranks {control.ranks}: {words}", ranks)
+    return value

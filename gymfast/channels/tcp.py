@@ -76,6 +76,7 @@ class TcpChannel(Channel):
         self._is_closed = False
         self._outs: dict[Line, OutPipe] = {}
         self._ins: dict[tuple[int, int], InPipe] = {}  # by root and stream
+        self._senders: dict[tuple[int, int], int] = {}  # the rank at the other end of each
         self._calls: set[socket.socket] = set()  # that nobody has taken yet
         self._roots: set[int] = set()  # whose bytes are received here
         self._dry: dict[int, str] = {}  # those of which nothing more comes, and why
@@ -174,12 +175,15 @@ class TcpChannel(Channel):
             if self._failure is not None or rank in self._rounds.lost:
                 return
             actions = self._rounds.lose(rank, why)
-            gone = [pipe for line, pipe in self._outs.items() if line.rank == rank]
+            gone = [out for line, out in self._outs.items() if line.rank == rank]
+            gone_in = [pipe for place, pipe in self._ins.items() if self._senders[place] == rank]
             # Whoever has all that was sent may leave.
-            level = logging.WARNING if any(pipe.is_waiting for pipe in gone) else logging.DEBUG
+            level = logging.WARNING if any(out.is_waiting for out in gone) else logging.DEBUG
             self._changed.notify_all()
         _log.log(level, "rank %d is lost to rank %d: %s", rank, self.rank, why)
-        for pipe in gone:
+        for out in gone:
+            out.close()
+        for pipe in gone_in:
             pipe.close()
         self._do(actions)
 
@@ -268,12 +272,15 @@ class TcpChannel(Channel):
         good_s, num_refused, why = time.monotonic(), 0, ""
         silence_s = self._silence_s
         while sources and self._failure is None:
+            if sources[0] in self.lost:
+                why = f"rank {sources[0]} is lost: {self.lost[sources.popleft()]}"
+                continue
             begin_s, pipe, is_patient = time.monotonic(), None, False
             try:
                 with contextlib.closing(self._call(sources[0], root, stream)) as sock:
                     deadline_s = time.monotonic() + HANDSHAKE_S
                     pipe = InPipe(sock, self._oldest(), deadline_s, silence_s)
-                    self._use(root, stream, pipe)
+                    self._use(root, stream, pipe, sources[0])
                     with contextlib.ExitStack() as stack:
                         stack.callback(self._part, pipe)
                         pipe.run(sink)
@@ -308,13 +315,15 @@ class TcpChannel(Channel):
         if self._failure is not None:
             pipe.drain(time.monotonic() + _LEAVE_S)
 
-    def _use(self, root: int, stream: int, pipe: InPipe) -> None:
+    def _use(self, root: int, stream: int, pipe: InPipe, sender: int) -> None:
         with self._changed:
-            self._ins[root, stream] = pipe
+            self._ins[root, stream], self._senders[root, stream] = pipe, sender
             answers = self._rounds.complete(root, stream)
-            is_over = self._failure is not None
+            is_over, is_lost = self._failure is not None, sender in self._rounds.lost
         if is_over:
             pipe.leave()
+        elif is_lost:
+            pipe.close()
         for answer in answers:
             pipe.answer(answer.place)
 

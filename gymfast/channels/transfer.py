@@ -23,6 +23,7 @@ from gymfast.errors import ChannelError, ChecksumError
 
 _Digests = dict[int, list[list[int]]]  # by root and bucket: one for each slot
 _Unread = dict[int, list[list[SupportsInt]]]  # a GPU may not have them yet
+_SENDS = ", which sends, "  # in what a rank says whose bytes are right for all that it knows
 _OWN_SLOT_BYTES = 1 << 20  # below, a copy at each end costs less than a slot
 
 
@@ -101,6 +102,15 @@ class BucketTransfer:
         """Bytes of all buckets."""
         return sum(plan.num_bytes for plan in self._plans.values())
 
+    @property
+    def staging_bytes(self) -> int:
+        """Memory that this takes at most beside the tensors: `depth` buckets for each root.
+
+        Taken once, when it is needed; pieces that are moved from where they lie need none.
+        """
+        sizes = (min(plan.bucket_bytes, plan.num_bytes) for plan in self._plans.values())
+        return self._channel.depth * sum(sizes)
+
     def agree(self) -> None:
         """Returns if all ranks have the same plans and environment.
 
@@ -115,6 +125,8 @@ class BucketTransfer:
         """Sends and fills tensors: flat bytes, those of other roots to be overwritten.
 
         A rank that cannot take part calls it with its `refusal`, which is raised again.
+        Of a tensor only its length and slices are used, each slice once, in order: one that makes
+        its bytes when it is sliced need never be whole in memory.
 
         The report tells of all ranks. Raises ChannelError if this rank did not get all,
         ChecksumError for damaged bytes, ValueError for tensors of another size; others go on if
@@ -146,13 +158,18 @@ class BucketTransfer:
         begin_s = time.perf_counter()
         failed = self._acknowledge(digests, failure, refused)
         seconds.acknowledge = time.perf_counter() - begin_s
+        if isinstance(failure, ChannelError):
+            raise _with_causes(failure, failed) from failure
         if failure is not None:
             raise failure
         report = TransferReport(version, self.num_bytes, failed, seconds)
         if refused:
             report.require_all()
         if control.rank in failed:
-            raise ChecksumError(failed[control.rank])
+            words = failed[control.rank]
+            if senders := tuple(root for root in self._roots if root in failed):
+                raise _with_causes(ChannelError(words, senders), failed)
+            raise ChecksumError(words)
         return report
 
     def _refused(self, version: int, failure: Exception | None) -> dict[int, str]:
@@ -202,8 +219,10 @@ class BucketTransfer:
     def _differences(self, theirs: list[list[list[int]]], answers: Mapping[int, Any]) -> str:
         """What a rank got that is not what a root sent."""
         for place, root in enumerate(self._roots):
-            if root not in answers or answers[root][0]:
-                return f"rank {root}, which sends, failed"
+            if root not in answers:
+                return f"rank {root}{_SENDS}is lost: {self._control.lost.get(root, '')}"
+            if words := answers[root][0]:
+                return f"rank {root}{_SENDS}failed: {words}"
             sent = answers[root][1][place]
             for bucket, (one, other) in enumerate(zip(sent, theirs[place], strict=True)):
                 if one != other:
@@ -323,3 +342,16 @@ class BucketTransfer:
                     raise ValueError(f"tensor {tensor} of the plan is not among those given")
                 if len(found) != tensor.num_bytes:
                     raise ValueError(f"tensor {tensor} is given with {len(found)} bytes")
+
+
+def _with_causes(failure: ChannelError, failed: Mapping[int, str]) -> ChannelError:
+    """A failure of the channel with the ranks that failed of something else, or are lost."""
+    causes = {
+        rank: text
+        for rank, text in sorted(failed.items())
+        if not text.startswith("ChannelError: ") and _SENDS not in text and text not in str(failure)
+    }
+    if not causes:
+        return failure
+    words = "; ".join(f"rank {rank}: {text}" for rank, text in causes.items())
+    return ChannelError(f"{failure}; {words}", tuple(sorted({*failure.ranks, *causes})))

@@ -13,6 +13,7 @@ from gymfast.channels.control import Control
 def heeding(control: Control, channel: Channel, roots: Collection[int]) -> Iterator[None]:
     """Rounds in the block wait for no rank that is lost or failed; without a root they end.
 
+    Rank 0 passes on what it learns: others may wait for bytes that such a rank was to pass on.
     Ranks of the channel are positions in `control.ranks`.
     """
 
@@ -21,10 +22,10 @@ def heeding(control: Control, channel: Channel, roots: Collection[int]) -> Itera
             return
         if channel.survives_loss and rank not in roots:
             channel.lose(control.ranks.index(rank), why)
-            return
-        channel.abort(f"rank {rank}: {why}")
+        else:
+            channel.abort(f"rank {rank}: {why}")
         if control.rank == 0:
-            control.trouble(f"rank {rank}: {why}")
+            control.trouble(why, of=rank)
 
     with control.watching(heed):
         for rank, why in control.lost.items():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import stat
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +14,9 @@ from gymfast.errors import FormatError, GymfastError, NotFoundError
 
 Buffer = bytes | bytearray | memoryview
 _MOST_PER_CALL = 2**30
+LOCK_S = 1800.0
+"""How long a lock is waited for: for longer than its holder works on the largest checkpoint."""
+_LOCK_LOOK_S = 0.02, 0.5  # between looks at a lock: first, longest
 
 
 @contextmanager
@@ -37,6 +42,30 @@ def open_regular(path: Path, *, writable: bool = False, follow: bool = True) -> 
         os.close(fd)
         raise FormatError(f"{path} is not a regular file: name a safetensors file or a directory")
     return fd
+
+
+def wait_for_lock(
+    fd: int, path: Path, *, is_shared: bool = False, timeout_s: float = LOCK_S
+) -> None:
+    """Takes the lock (flock) of an open file; it is free when the file is closed.
+
+    Raises GymfastError if another process has it until the deadline.
+    """
+    operation = (fcntl.LOCK_SH if is_shared else fcntl.LOCK_EX) | fcntl.LOCK_NB
+    end_s, (look_s, longest_s) = time.monotonic() + timeout_s, _LOCK_LOOK_S
+    while True:
+        try:
+            fcntl.flock(fd, operation)
+        except BlockingIOError as error:
+            if time.monotonic() >= end_s:
+                raise GymfastError(
+                    f"the lock {path} was not free for {timeout_s:g} s: another process works with "
+                    "these files, or was stopped while it did; end it (`fuser` names it)"
+                ) from error
+            time.sleep(look_s)
+            look_s = min(1.5 * look_s, longest_s)
+        else:
+            return
 
 
 def read_into(fd: int, buffer: memoryview, offset: int, path: Path) -> None:

@@ -51,13 +51,29 @@ def acquire(lock: Any, ray: Any, timeout_s: float) -> None:
     that an engine is silent.
     """
     patience = Deadline(2 * timeout_s + 5)
-    while not ray.get(lock.acquire.remote()):
-        if not patience.left_s:
-            raise ChannelError(
-                f"the lock on the engines was not free for {patience.timeout_s:g} s: another rank "
-                "waits for an engine, or has died with it"
-            )
-        time.sleep(_LOCK_S)
+    try:
+        while not ray.get(lock.acquire.remote(), timeout=patience.left_s):
+            if not patience.left_s:
+                raise ChannelError(
+                    f"the lock on the engines was not free for {patience.timeout_s:g} s: another "
+                    "rank waits for an engine, or has died with it"
+                )
+            time.sleep(_LOCK_S)
+    except TimeoutError as error:
+        raise ChannelError(
+            f"the lock on the engines gave no answer within {patience.timeout_s:g} s: is the "
+            "process that holds it stopped?"
+        ) from error
+
+
+def release(lock: Any, ray: Any, timeout_s: float) -> None:
+    """Gives the framework's lock back. Raises ChannelError if it gives no answer."""
+    try:
+        ray.get(lock.release.remote(), timeout=timeout_s)
+    except TimeoutError as error:
+        raise ChannelError(
+            f"the lock on the engines gave no answer within {timeout_s:g} s"
+        ) from error
 
 
 class BucketBroadcast:
@@ -80,7 +96,7 @@ class BucketBroadcast:
         try:
             self._send(bucket, weight_version)
         finally:
-            group.ray.get(group.lock.release.remote())
+            release(group.lock, group.ray, self._timeout_s)
 
     def _send(self, bucket: Bucket, weight_version: str | None) -> None:
         import torch.distributed as dist

@@ -12,7 +12,6 @@ from gymfast.errors import GymfastError
 from gymfast.integrations.bucket_broadcast import BucketBroadcast
 from gymfast.integrations.bucket_pipe import BucketPipe, Chunk
 from gymfast.integrations.delta_sync import Pause
-from gymfast.integrations.engine_answers import Deadline
 from gymfast.integrations.engine_link import EngineLink
 from gymfast.integrations.engines import EngineError, Engines
 from gymfast.integrations.part_sync import PartSync
@@ -208,9 +207,7 @@ class BucketSync:
                 step()
 
     def _ask(self, method: str, **options: Any) -> None:
-        deadline = Deadline(self._timeout_s)
-        engines = Engines(self._handles, lambda call: self._ray.get(call, timeout=deadline.left_s))
-        engines.call(method, **options)
+        Engines(self._handles, self._ray.get, self._timeout_s).call(method, **options)
 
 
 def _refuse(bucket: Any, weight_version: str | None) -> None:  # noqa: ARG001 - the type of send

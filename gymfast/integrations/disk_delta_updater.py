@@ -16,8 +16,12 @@ from gymfast.integrations.engines import Engines
 from gymfast.integrations.rank_encoder import Add
 from gymfast.integrations.ranks import Ranks
 
-OPTIONS = ("gymfast_threads", "gymfast_host_memory_bytes", "gymfast_snapshot")
+OPTIONS = (
+    *("gymfast_threads", "gymfast_host_memory_bytes", "gymfast_snapshot"),
+    "gymfast_timeout_s",
+)
 """What the file of --custom-config-path may set."""
+_RATIO = 0.9  # of the time for which other ranks wait: they then learn what went wrong
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,10 @@ def check_options(args: Any, known: Sequence[str] = OPTIONS) -> None:
             "of --custom-config-path"
         )
     check_place(getattr(args, "gymfast_snapshot", "auto"))
+    timeout_s = getattr(args, "gymfast_timeout_s", None)
+    is_number = isinstance(timeout_s, int | float) and not isinstance(timeout_s, bool)
+    if timeout_s is not None and not (is_number and timeout_s > 0):
+        raise ValueError(f"gymfast_timeout_s is {timeout_s!r}, expected seconds above 0")
 
 
 def derive_updater(base: Any, framework: Framework) -> type:
@@ -78,7 +86,7 @@ def derive_updater(base: Any, framework: Framework) -> type:
             hook = framework.load_function(path) if path else None
             return Trainer(
                 walk=lambda add: framework.walk(self, add),
-                engines=lambda: Engines(self.rollout_engines, ray.get),
+                engines=lambda: Engines(self.rollout_engines, ray.get, _timeout_s(args)),
                 local_checkpoint=args.update_weight_local_checkpoint_dir,
                 hook=hook and (lambda path: hook(args, path, list(self.rollout_engines))),
                 pause=framework.pause(args),
@@ -87,6 +95,13 @@ def derive_updater(base: Any, framework: Framework) -> type:
             )
 
     return GymfastDiskDelta
+
+
+def _timeout_s(args: Any) -> float:
+    """Seconds that engines have for one call, a load of everything included."""
+    given = getattr(args, "gymfast_timeout_s", None)
+    minutes = getattr(args, "distributed_timeout_minutes", 10)
+    return float(60 * minutes * _RATIO if given is None else given)
 
 
 def _settings(args: Any) -> StreamSettings:

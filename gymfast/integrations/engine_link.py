@@ -10,7 +10,7 @@ from datetime import timedelta
 from itertools import accumulate
 from typing import Any
 
-from gymfast.integrations.bucket_broadcast import EngineGroup, acquire
+from gymfast.integrations.bucket_broadcast import EngineGroup, acquire, release
 from gymfast.integrations.engine_answers import Answers, Deadline
 from gymfast.integrations.engine_features import why_not_flat
 from gymfast.integrations.flat_bucket import Bucket, flat_bucket, single_tensors
@@ -61,7 +61,7 @@ class EngineLink:
         try:
             self._join(timeout_s)
         finally:
-            self.group.ray.get(self.group.lock.release.remote())
+            release(self.group.lock, self.group.ray, timeout_s)
         is_flat = self._settings.is_flat
         self._packs_flat = self._ask() if is_flat is None else is_flat
 

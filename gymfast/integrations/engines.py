@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,13 @@ class EngineError(GymfastError):
 class Engines:
     """Handles of engines as frameworks on Ray have them: `handle.method.remote(...)`."""
 
-    def __init__(self, handles: Sequence[Any], get: Callable[[Any], Any]) -> None:
-        """`get` waits for the answer to a call, and raises what the call raised."""
+    def __init__(self, handles: Sequence[Any], get: Callable[..., Any], timeout_s: float) -> None:
+        """`get(call, timeout=...)` waits for an answer, and raises what the call raised.
+
+        `timeout_s` bounds each wait for all of them.
+        """
         self.handles = list(handles)
-        self._get = get
+        self._get, self._timeout_s = get, timeout_s
 
     def start(
         self, method: str, *arguments: Any, to: Collection[int] | None = None, **options: Any
@@ -33,14 +37,20 @@ class Engines:
         }
 
     def wait(self, calls: Calls) -> tuple[dict[int, Any], dict[int, Exception]]:
-        """Answers and failures by the number of the engine; one that fails stops no other."""
+        """Answers and failures by the number of the engine; one that fails stops no other.
+
+        An engine that is silent until the deadline has failed.
+        """
+        end_s = time.monotonic() + self._timeout_s
         answers: dict[int, Any] = {}
         failures: dict[int, Exception] = {}
         for number, call in calls.items():
             try:
-                answers[number] = self._get(call)
+                answers[number] = self._get(call, timeout=max(0.0, end_s - time.monotonic()))
             except Exception as error:  # noqa: BLE001 - raised by `require`, after all engines
-                failures[number] = error
+                is_late = isinstance(error, TimeoutError) and time.monotonic() >= end_s
+                late = EngineError(f"no answer within {self._timeout_s:g} s")
+                failures[number] = late if is_late else error
             else:
                 words = refusal(answers[number])
                 if words is not None:

@@ -34,6 +34,7 @@ ENGINE = {"update_weight": ("name", "dtype", "shape", "empty_cache"), "reset_pre
 _TRAINER = ("openrlhf.trainer.ray.ppo_actor", "ActorPPOTrainer")
 _ENGINE = ("openrlhf.trainer.ray.vllm_engine", "RolloutRayActor")
 _CLI = "openrlhf.cli.train_ppo_ray"
+_ENGINES_S = 540.0  # below the 10 minutes for which ranks of torch wait for each other
 _log = logging.getLogger(__name__)
 
 
@@ -155,7 +156,7 @@ def _sync(trainer: Any, follow: InitRequest, open_run: Callable[[], Publisher]) 
         finally:
             drain(tensors)  # every rank takes part in gathering each tensor
         if ranks.is_first:
-            engines = Engines(trainer.vllm_engines, ray.get)
+            engines = Engines(trainer.vllm_engines, ray.get, _ENGINES_S)
             engines.call("gymfast_pull", asdict(follow), version)
     torch.cuda.empty_cache()  # for engines on the same GPU
 

@@ -5,7 +5,6 @@ Nothing of it stays in memory: tensors are read when the model loads them.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 from collections import deque
@@ -14,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gymfast.delta.files import os_errors
+from gymfast.delta.files import os_errors, wait_for_lock
 from gymfast.delta.hf_delta.state import SyncFolder
 from gymfast.delta.hf_delta.version import open_version, version_name
 from gymfast.delta.safetensors_files import Checkpoint
@@ -144,7 +143,7 @@ def _share_lock(folder: Path) -> int:
     with os_errors("lock", folder):
         fd = os.open(folder / "lock", os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH)
+            wait_for_lock(fd, folder / "lock", is_shared=True)
         except BaseException:
             os.close(fd)
             raise

@@ -9,7 +9,6 @@ and it is fetched first. What is fetched is named there or in the index; nothing
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import random
@@ -23,7 +22,7 @@ from typing import Any
 
 import msgspec
 
-from gymfast.delta.files import os_errors
+from gymfast.delta.files import os_errors, wait_for_lock
 from gymfast.delta.hf_delta.packed_file import check_of, pack_file
 from gymfast.delta.hf_delta.packed_table import Table, carried, carry, read_table
 from gymfast.delta.hf_delta.unpacked_file import unpack_file
@@ -212,5 +211,5 @@ def _is_whole(names: list[str]) -> bool:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        wait_for_lock(file.fileno(), path)
         yield

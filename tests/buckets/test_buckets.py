@@ -87,6 +87,21 @@ def test_R76_positions_beyond_four_gigabytes_are_exact() -> None:
     assert last[1].bucket_offset == 512
 
 
+@pytest.mark.parametrize(
+    "size", [(1 << power) + more for power in (31, 32, 33) for more in (-1, 0)]
+)
+@pytest.mark.parametrize("bucket_bytes", [1 << 20, (1 << 31) - 256, 1 << 32])
+def test_R76_no_position_near_a_limit_of_an_integer_is_off(size: int, bucket_bytes: int) -> None:
+    plan = BucketPlan([tensor("big", size, "U8"), tensor("z", 7, "U8")], bucket_bytes)
+    starts = [0, (size + 255) // 256 * 256]
+    numbers = {0, plan.num_buckets // 2, max(plan.num_buckets - 2, 0), plan.num_buckets - 1}
+    for number in sorted(numbers):
+        for piece in plan.pieces(number):
+            begin = number * bucket_bytes + piece.bucket_offset
+            assert begin == starts[piece.tensor] + piece.tensor_offset
+    assert begin + piece.num_bytes == plan.num_bytes == starts[1] + 7
+
+
 @pytest.mark.parametrize("tensors", [[], [tensor("a", 0)], [tensor("a", 0), tensor("b", 0)]])
 def test_I55_R74_nothing_to_send_is_a_plan_without_buckets(tensors: list[BucketTensor]) -> None:
     plan = BucketPlan(tensors, 256)

@@ -14,6 +14,7 @@ from gymfast.buckets import BucketTensor
 from gymfast.channels import BucketTransfer, Channel, Slot
 from gymfast.channels.gloo import GlooChannel, open_gloo
 from gymfast.channels.stream import receive_stream, send_stream
+from gymfast.errors import ChannelError
 from gymfast.testing.channel_contract import ChannelContract, Make, in_threads, noise
 
 dist = pytest.importorskip("torch.distributed")
@@ -109,4 +110,29 @@ def test_a_group_is_made_over_the_control_plane() -> None:
     assert in_threads([partial(work, rank) for rank in range(3)]) == [None] * 3
     assert all((one == noise(0, 5000)).all() for one in memory)
     in_threads([channel.close for channel in channels])
+    controls.close()
+
+
+def test_I51_a_rank_that_is_lost_while_the_group_is_made_is_named_on_all_others() -> None:
+    controls = Controls(3)
+    controls.all[1].close()
+    works = [partial(open_gloo, controls.all[rank], timeout_s=20) for rank in (0, 2)]
+    for result in in_threads(works):
+        assert isinstance(result, ChannelError)
+        words = "gloo makes no group of ranks (0, 1, 2): rank 1 is lost: it closed the line"
+        assert (str(result), result.ranks) == (words, (1,))
+    controls.close()
+
+
+def test_I51_a_rank_that_cannot_make_the_group_is_named_on_all_others(monkeypatch) -> None:
+    def made(store: Any, rank: int, *_: Any) -> object:
+        if rank == 1:
+            raise RuntimeError("no address of this host")
+        return object()
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", made)
+    controls = Controls(2)
+    results = in_threads([partial(open_gloo, c, timeout_s=20) for c in controls.all])
+    words = "gloo makes no group of ranks (0, 1): rank 1 says: no address of this host"
+    assert [(str(result), result.ranks) for result in results] == [(words, (1,))] * 2
     controls.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -10,8 +11,11 @@ import numpy as np
 import pytest
 from channel_group import Controls, in_threads
 
-from gymfast.buckets import BucketTensor
-from gymfast.channels import BucketTransfer, Loopback
+from gymfast.buckets import BucketTensor, split_over_roots
+from gymfast.channels import BucketTransfer, Channel, Control, Loopback
+from gymfast.channels.shm import open_shm
+from gymfast.channels.tcp import open_tcp
+from gymfast.delta import State, as_tensor
 from gymfast.errors import ChannelError
 
 Tensors = dict[str, Any]
@@ -204,3 +208,229 @@ def test_damage_on_the_way_is_found_and_named(controls: Controls, monkeypatch) -
         results[2]
     )
     assert list(results[0].failed) == [2]
+
+
+# Whatever the layout: I05
+
+
+def mixed_weights() -> Tensors:
+    """Layers of several dtypes, of which some span many buckets and some share one."""
+    rng = np.random.default_rng(5)
+    found: Tensors = {"embed": rng.integers(0, 2**16, (50, 3000), dtype=np.uint16)}
+    for layer in range(6):
+        found[f"{layer}.up"] = rng.integers(0, 2**16, (40, 90 + layer), dtype=np.uint16)
+        found[f"{layer}.norm"] = rng.standard_normal(33).astype(np.float32)
+        found[f"{layer}.packed"] = rng.integers(0, 256, 7 * layer, dtype=np.uint8)
+    found["step"] = np.array(11, np.int64)
+    return found
+
+
+BUCKET_SIZES = [256, 512, 768, 1280, 2048, 4096, 5120, 8192, 16384, 65536, 1 << 18, 1 << 22]
+ORDERS = {
+    "as given": lambda names: names,
+    "reversed": lambda names: names[::-1],
+    "shuffled": lambda names: [names[i] for i in np.random.default_rng(1).permutation(len(names))],
+}
+
+
+@pytest.mark.parametrize(
+    ("order", "num_roots"),
+    [
+        *((order, 1) for order in ORDERS),
+        *(pytest.param(order, 3, marks=pytest.mark.ci) for order in ORDERS),
+    ],
+)
+def test_I05_R54_R72_R92_roots_do_not_depend_on_buckets_order_or_who_sends(
+    controls: Controls, order: str, num_roots: int
+) -> None:
+    """From buckets smaller than a row to one for everything; a tensor spans up to 1172 of them."""
+    weights = mixed_weights()
+    expected = State.attach(weights, threads=1).root
+    listed = [
+        BucketTensor(n, as_tensor(weights[n]).dtype, weights[n].shape, weights[n].nbytes)
+        for n in ORDERS[order](list(weights))
+    ]
+    shares = dict(enumerate(split_over_roots(listed, num_roots)))
+    for bucket_bytes in BUCKET_SIZES:
+        ranks = transfers(controls, shares, bucket_bytes)
+        memory = []
+        for rank in range(3):
+            owned = {t.name for t in shares.get(rank, [])}
+            memory.append(
+                {n: a.copy() if n in owned else np.zeros_like(a) for n, a in weights.items()}
+            )
+        flat = [{n: as_tensor(a).data for n, a in one.items()} for one in memory]
+        in_threads(*(t.agree for t in ranks))
+        assert [report.failed for report in run(ranks, 1, flat)] == [{}, {}, {}]
+        assert [State.attach(one, threads=1).root for one in memory] == [expected] * 3
+
+
+# Nothing to send: I55
+
+
+class Counted:
+    """Counts the collective calls of a rank, and the rounds of its channel."""
+
+    def __init__(self, control: Control, channel: Channel) -> None:
+        self.counts = {"gather": 0, "share": 0, "begin": 0}
+        for owner, name in ((control, "gather"), (control, "share"), (channel, "begin")):
+            setattr(owner, name, self._counting(name, getattr(owner, name)))
+
+    def _counting(self, name: str, call: Any) -> Any:
+        def counted(*arguments: Any) -> Any:
+            self.counts[name] += 1
+            return call(*arguments)
+
+        return counted
+
+
+def channels_of(controls: Controls, kind: str) -> list[Channel]:
+    """A new channel of a kind for the ranks of a formation."""
+    if kind == "loopback":
+        group = Loopback(len(controls.all))
+        return [group.channel(control.rank, timeout_s=20) for control in controls.all]
+    fanout = {"star": None, "chain": 1, "tree": 2}
+    opening = open_shm if kind == "shm" else partial(open_tcp, fanout=fanout[kind])
+    return in_threads(*(partial(opening, control, timeout_s=20) for control in controls.all))
+
+
+THREE_EMPTY, WITH_RANK_0, ALL_EMPTY = {1, 4, 7}, {0, 1, 2}, set(range(8))
+
+
+@pytest.mark.parametrize(
+    ("kind", "empty"),
+    [
+        *(("loopback", THREE_EMPTY), ("star", WITH_RANK_0), ("shm", ALL_EMPTY)),
+        *(
+            pytest.param(kind, empty, marks=pytest.mark.ci)
+            for kind in ("loopback", "star", "tree", "shm")
+            for empty in (THREE_EMPTY, WITH_RANK_0, ALL_EMPTY)
+        ),
+    ],
+    ids=str,
+)
+def test_I55_R74_ranks_without_tensors_make_the_same_calls_as_all_others(
+    kind: str, empty: set[int]
+) -> None:
+    """8 roots; those without tensors have none, or some that have no bytes."""
+    group = Controls(8)
+    own = {
+        rank: make_tensors(rank, [0, 0] if rank % 2 else [], f"r{rank}.")
+        if rank in empty
+        else make_tensors(rank, [0, 300 * rank, 5000], f"r{rank}.")
+        for rank in range(8)
+    }
+    everything = {name: tensor for tensors in own.values() for name, tensor in tensors.items()}
+    channels = channels_of(group, kind)
+    ranks = [
+        BucketTransfer(c, channel, {r: share_of(t) for r, t in own.items()}, 1024, timeout_s=20)
+        for c, channel in zip(group.all, channels, strict=True)
+    ]
+    counted = [Counted(c, channel) for c, channel in zip(group.all, channels, strict=True)]
+    memory = [{**zeros_like(everything), **own[rank]} for rank in range(8)]
+    assert in_threads(*(t.agree for t in ranks)) == [None] * 8
+    for version in range(2):
+        assert [report.failed for report in run(ranks, version, memory)] == [{}] * 8
+    for received in memory:
+        assert all((received[name] == everything[name]).all() for name in everything)
+    num_rounds = 0 if len(empty) == 8 else 2 * max(r.num_buckets for r in ranks[0]._plans.values())
+    assert [one.counts for one in counted] == [{"gather": 5, "share": 5, "begin": num_rounds}] * 8
+    in_threads(*(channel.close for channel in channels))
+    group.close()
+
+
+# Ranks that are late, or lost
+
+
+def test_R83_no_round_begins_before_the_last_rank_is_ready(controls: Controls) -> None:
+    """The rounds of the channel have half a second; the last rank comes later than that."""
+    tensors = make_tensors(0, SIZES)
+    loopback = Loopback(3)
+    ranks = [
+        BucketTransfer(c, loopback.channel(c.rank, timeout_s=0.5), {0: share_of(tensors)}, 512)
+        for c in controls.all
+    ]
+    memory = [tensors, zeros_like(tensors), zeros_like(tensors)]
+
+    def late() -> Any:
+        assert not threading.Event().wait(1.2)
+        return ranks[2].run(1, memory[2])
+
+    works = [partial(ranks[rank].run, 1, memory[rank]) for rank in range(2)]
+    assert [report.failed for report in in_threads(*works, late)] == [{}, {}, {}]
+    assert all((memory[2][name] == tensors[name]).all() for name in tensors)
+
+
+def test_I51_all_ranks_are_told_who_was_lost_before_the_rounds(controls: Controls) -> None:
+    """Only rank 0 has a line to the lost one; others may wait for what it was to pass on."""
+    tensors = make_tensors(0, SIZES)
+    channels = channels_of(controls, "chain")
+    ranks = [
+        BucketTransfer(c, channel, {0: share_of(tensors)}, 512, timeout_s=20)
+        for c, channel in zip(controls.all, channels, strict=True)
+    ]
+    memory = [tensors, zeros_like(tensors), zeros_like(tensors)]
+    controls.all[1].close()
+    results = in_threads(partial(ranks[0].run, 1, memory[0]), partial(ranks[2].run, 1, memory[2]))
+    assert [list(report.failed) for report in results] == [[1], [1]]
+    assert all((memory[2][name] == tensors[name]).all() for name in tensors)
+    for rank in (0, 2):
+        assert channels[rank].lost[1] == "it closed the line"
+    in_threads(*(channel.close for channel in channels))
+
+
+def test_I51_a_failure_of_the_channel_names_the_rank_that_caused_it(controls: Controls) -> None:
+    """A channel that does not survive a loss says that its round failed, not why."""
+    tensors = make_tensors(0, SIZES)
+    ranks = transfers(controls, {0: share_of(tensors)}, 512)
+    memory = [tensors, Breaks(zeros_like(tensors)), zeros_like(tensors)]
+    for rank in (0, 2):
+        fails_at_the_end(ranks[rank]._channel)
+    results = run(ranks, 1, memory)
+    for rank in (0, 2):
+        assert "a round failed" in str(results[rank])
+        assert "rank 1: RuntimeError: out of memory" in str(results[rank])
+        assert 1 in results[rank].ranks
+
+
+def test_I51_a_receiver_that_has_all_bytes_of_a_sender_that_failed_says_so(
+    controls: Controls,
+) -> None:
+    """Its rounds ended well before those of the sender failed: no digest can be trusted."""
+    tensors = make_tensors(0, SIZES)
+    ranks = transfers(controls, {0: share_of(tensors)}, 512)
+    fails_at_the_end(ranks[0]._channel)
+    ranks[0]._channel.abort = lambda _: None
+    for rank in (1, 2):
+        ranks[rank]._channel.abort = lambda _: None  # it has all bytes when it hears of it
+    results = run(ranks, 1, [tensors, zeros_like(tensors), zeros_like(tensors)])
+    assert str(results[0]) == "a round failed"
+    for rank in (1, 2):
+        assert isinstance(results[rank], ChannelError)
+        words = "rank 0, which sends, failed: ChannelError: a round failed"
+        assert (str(results[rank]), results[rank].ranks) == (words, (0,))
+
+
+def fails_at_the_end(channel: Channel) -> None:
+    """Has the last wait of a channel fail without naming anybody."""
+    finish = channel.finish
+
+    def failing(num_left: int = 0) -> None:
+        finish(num_left)
+        if num_left == 0:
+            raise ChannelError("a round failed")
+
+    channel.finish = failing
+
+
+def test_I60_staging_is_declared_and_never_more_than_that_is_taken(controls: Controls) -> None:
+    own = {0: make_tensors(0, [100, 5000, 3000]), 1: make_tensors(1, [50, 60], "other")}
+    shares = {rank: share_of(tensors) for rank, tensors in own.items()}
+    ranks = transfers(controls, shares, 1024)
+    everything = own[0] | own[1]
+    for version in range(2):
+        run(ranks, version, [{**zeros_like(everything), **own.get(r, {})} for r in range(3)])
+    depth = ranks[0]._channel.depth
+    for one in ranks:
+        taken = sum(arena.nbytes for arena in one._arenas.values())
+        assert 0 < taken <= one.staging_bytes == depth * (1024 + 256 + 60)

@@ -73,8 +73,10 @@ def ray_remote(*args: Any, **options: Any) -> Any:
     return ActorClass(args[0]) if args else ActorClass
 
 
-def ray_get(calls: Any) -> Any:
-    return [ray_get(call) for call in calls] if isinstance(calls, list) else asyncio.run(calls)
+def ray_get(calls: Any, *, timeout: float | None = None) -> Any:
+    if isinstance(calls, list):
+        return [ray_get(call, timeout=timeout) for call in calls]
+    return asyncio.run(asyncio.wait_for(calls, timeout))
 
 
 class AsyncLLM:

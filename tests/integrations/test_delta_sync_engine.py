@@ -51,7 +51,7 @@ class SyncRun:
         save_file(self.weights, folder / "base" / "model.safetensors")
         settings = StreamSettings(folder / "source", folder / "base", "xor", "xxh3-128", 1, None)
         ranks = Ranks(0, lambda value: [value])
-        engines = Engines([Handle(engine, folder)], lambda call: call())
+        engines = Engines([Handle(engine, folder)], lambda call, timeout: call(), 60)
         local = str(folder / "local")
         trainer = Trainer(walk=self._walk, engines=lambda: engines, local_checkpoint=local)
         self.sync = DeltaSync(DeltaStream(settings, ranks), ranks, trainer)

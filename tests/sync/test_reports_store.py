@@ -431,3 +431,23 @@ def test_own_every_byte_changes_and_zeros_change_sign():
         follower.pull()
         assert_same(live, weights)
     assert step(states[0], 1) is not states[0]
+
+
+def test_R95_a_hundred_versions_of_an_adapter_leave_three_behind():
+    """In the store: those kept and the newest; at a reader: one, in the same memory."""
+    rng = np.random.default_rng(95)
+    adapter = {f"{n}.lora_{side}": np.zeros((8, 32), np.float16) for n in range(4) for side in "AB"}
+    store, live = MemoryStore(), zeros_like(adapter)
+    source, follower = publisher(store, anchor_every=1, keep=2), reader(store, live)
+    places = {name: array.ctypes.data for name, array in live.items()}
+    first_objects = 0
+    for version in range(100):
+        for array in adapter.values():
+            array[:] = rng.standard_normal(array.shape)
+        assert source.publish(adapter).version == version
+        assert follower.pull().version == version
+        num_objects = len(list(store.list(KEYS.objects_prefix)))
+        first_objects = first_objects or num_objects
+        assert num_objects <= 3 * first_objects
+    assert_same(live, adapter)
+    assert {name: array.ctypes.data for name, array in live.items()} == places

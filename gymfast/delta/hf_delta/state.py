@@ -9,7 +9,6 @@ does this one, unless a digests file tells that all tensors are those of one ver
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gymfast.delta.files import os_errors, read_whole, sync_directory, write_all
+from gymfast.delta.files import os_errors, read_whole, sync_directory, wait_for_lock, write_all
 from gymfast.delta.safetensors_header import load_json
 from gymfast.errors import FormatError, NotFoundError
 
@@ -53,7 +52,7 @@ class SyncFolder:
             fd = os.open(self.path / "lock", flags, 0o666)
         try:
             with os_errors("lock", self.path):
-                fcntl.flock(fd, fcntl.LOCK_EX)
+                wait_for_lock(fd, self.path / "lock")
             yield
         finally:
             with os_errors("unlock", self.path):
