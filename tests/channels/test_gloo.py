@@ -119,7 +119,7 @@ def test_I51_a_rank_that_is_lost_while_the_group_is_made_is_named_on_all_others(
     works = [partial(open_gloo, controls.all[rank], timeout_s=20) for rank in (0, 2)]
     for result in in_threads(works):
         assert isinstance(result, ChannelError)
-        words = "gloo makes no group of ranks (0, 1, 2): rank 1 is lost: it closed the line"
+        words = "gloo makes no group of ranks (0, 1, 2): rank 1 is lost: it left"
         assert (str(result), result.ranks) == (words, (1,))
     controls.close()
 

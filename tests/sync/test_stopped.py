@@ -263,6 +263,7 @@ BOUNDED_CHANNELS = {
     "handshake.py send_all": "the socket has the time that is left as its time-out",
     "handshake.py receive_all": "the socket has the time that is left as its time-out",
     "hub.py close": "the thread looks 10 times a second whether it is to end",
+    "line.py leave": "the socket does not block",
     "line.py messages": "the socket does not block",
     "tcp.py close": "the lines of these threads were shut down, calls and greetings have deadlines",
     "tcp.py memory_for": "a thread of the channel: a failure or close ends it",
@@ -275,10 +276,20 @@ BOUNDED_CHANNELS = {
     "threaded.py close": "the round under way was interrupted",
     "threaded.py _work": "a thread that waits for work: close gives it its end",
 }
+BOUNDED_STORES = {
+    "modal_volume.py run": "what it waits for has a time limit of its own",
+    "objects.py _get_parts": "requests of obstore have time-outs",
+}
+BOUNDED_SYNC = {
+    "objects.py _in_order": "a read of a store, which has deadlines of its own",
+    "relay.py _fresh": "a read of a store, which has deadlines of its own",
+    "relay.py have": "a read of a store, which has deadlines of its own",
+}
 BOUNDED_INTEGRATIONS = {
     "bucket_broadcast.py _wait": "the work is complete",
     "bucket_pipe.py _finish": "each step of the sending thread has a deadline",
     "engine_answers.py _note": "the call is over",
+    "part_engines.py _all": "all jobs are done",
     "rank_encoder.py _collect": "work of this process alone",
     "rank_snapshot.py promote": "work of this process alone",
     "sglang_local.py tensors": "reads of a local file",
@@ -292,7 +303,7 @@ BOUNDED_INTEGRATIONS = {
 @pytest.mark.parametrize(
     ("package", "bounded"),
     [
-        *((gymfast.stores, {}), (gymfast.sync, {}), (gymfast.cli, {})),
+        *((gymfast.stores, BOUNDED_STORES), (gymfast.sync, BOUNDED_SYNC), (gymfast.cli, {})),
         *((gymfast.channels, BOUNDED_CHANNELS), (gymfast.integrations, BOUNDED_INTEGRATIONS)),
     ],
 )
