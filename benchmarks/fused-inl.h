@@ -15,7 +15,7 @@ inline std::size_t fused_block(std::uint16_t* base, const std::uint16_t* next,
   Placement place;
   place.offset = offset;
   place.row_units = num_units;
-  digest_changes(changes.index, changes.before, changes.after, changes.count, place, sum);
+  digest_changes(changes.index, changes.before, changes.after, changes.count, place, true, sum);
   return changes.count;
 }
 
