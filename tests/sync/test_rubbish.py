@@ -30,6 +30,7 @@ from gymfast.sync.manifest import (
     EpochRecord,
     LeaseRecord,
     encode,
+    sign,
 )
 from gymfast.sync.status import read_status
 from gymfast.sync.view import GAP_PATIENCE_S
@@ -209,7 +210,13 @@ def test_retention_leaves_records_that_another_key_signed() -> None:
     for weights in states[:3]:
         source.publish(weights)
     key = b"0123456789abcdef"
-    assert Log(store, KEYS, key).read_all() == ({}, frozenset())
+    assert list(Log(store, KEYS).read_all()[0]) == [1, 2, 3, 4]
+    with pytest.raises(FormatError, match="none of its 4 records is signed with this key"):
+        collect(store, RUN, keep=1, key=key)
+    ours = sign(Log(store, KEYS).read(4)[0], key)
+    store.put(KEYS.record(4), encode(ours))
+    assert Log(store, KEYS, key).read_all() == ({4: ours}, frozenset())
+    collect(store, RUN, keep=1, key=key)
     assert list(Log(store, KEYS).read_all()[0]) == [1, 2, 3, 4]
 
 
