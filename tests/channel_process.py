@@ -25,7 +25,7 @@ from gymfast.channels.tcp import open_tcp
 from gymfast.errors import GymfastError
 
 NUM_TENSORS, TENSOR_BYTES, BUCKET_BYTES = 8, 3_000_000, 1 << 20
-METHODS = {"agree": "agree", "ready": "_everybody_is_ready", "acknowledge": "_acknowledge"}
+METHODS = {"agree": "agree", "ready": "_refused", "acknowledge": "_acknowledge"}
 START_S = 60.0  # for processes to start on a busy machine
 
 

@@ -213,7 +213,9 @@ class BucketTransfer:
         for rank, (text, theirs) in answers.items():
             if text or (not refused and (text := self._differences(theirs, answers))):
                 failed[rank] = text
-        shared = control.share(sorted(failed.items()), self._timeout_s)
+        # Rank 0 may first have to wait for the end of its last rounds.
+        rounds_s = 0.0 if control.rank == 0 else self._channel.timeout_s
+        shared = control.share(sorted(failed.items()), self._timeout_s + rounds_s)
         return {int(rank): str(text) for rank, text in shared}
 
     def _differences(self, theirs: list[list[list[int]]], answers: Mapping[int, Any]) -> str:

@@ -191,8 +191,8 @@ STOPS = {  # by phase: deadlines that others wait for in turn, in units of the t
     "open": 1.5,
     "agree": 1.5,
     "ready": 1.5,
-    "flight": 1 + 1.5,  # a round, then the acknowledgement
-    "acknowledge": 1.5,
+    "flight": 1 + 3,  # a round, then the acknowledgement
+    "acknowledge": 3,  # rank 0 may wait for the end of its rounds before
 }
 BUSY_S = 20.0  # for a busy machine to run what is ready: without a deadline it takes for ever
 
@@ -226,7 +226,8 @@ def test_I50_R86_every_other_rank_returns_by_the_deadline_and_names_the_stopped_
         for rank, end in zip(others, ends, strict=True):
             done = [line for line in rank.said if line["phase"] == "done"]
             if end["phase"] == "end":
-                assert [(line["failed"], line["is_right"]) for line in done] == [([victim], True)]
+                found = [(line["failed"], line["is_right"]) for line in done]
+                assert found == [([victim], True)], [one.said for one in ranks]
             else:
                 assert (end["phase"], done) == ("error", [])
                 assert end["ranks"] == [victim] or f"rank {victim}" in end["error"]
