@@ -185,20 +185,25 @@ def open_gloo(
         group = dist.ProcessGroupGloo(store, rank, len(control.ranks), timeout)
     except RuntimeError as error:
         problem = str(error)
-    _require_all(control, problem, timeout_s)
+    # torch may try for twice its time-out, on rank 0 too.
+    _require_all(control, problem, timeout_s, before_s=2 * timeout_s)
     return GlooChannel(group, depth=depth, timeout_s=timeout_s)
 
 
-def _require_all(control: Control, problem: str, timeout_s: float, value: Any = None) -> Any:
+def _require_all(
+    control: Control, problem: str, timeout_s: float, value: Any = None, *, before_s: float = 0.0
+) -> Any:
     """What rank 0 passes, if all ranks are there and have no problem.
 
+    Rank 0 may come so much later than others.
     Raises ChannelError, on all ranks, that names those which are lost, else those which failed.
     """
     found = control.gather(problem, timeout_s)
+    wait_s = timeout_s if control.rank == 0 else timeout_s + before_s
     gone = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
     lost = {rank: f"is lost: {why}" for rank, why in gone.items()}
     failed = {rank: f"says: {text}" for rank, text in found.items() if text}
-    value, troubles = control.share([value, sorted((lost or failed).items())], timeout_s)
+    value, troubles = control.share([value, sorted((lost or failed).items())], wait_s)
     if troubles:
         words = "; ".join(f"rank {rank} {text}" for rank, text in troubles)
         ranks = tuple(int(rank) for rank, _ in troubles)
