@@ -303,7 +303,10 @@ class _Object:
     def write(self, index: int, piece: bytes) -> None:
         """Keeps a piece; raises _DamagedError if that completes other bytes than the name says."""
         try:
-            os.pwrite(self._file.fileno(), piece, index * PIECE_BYTES)
+            written = 0
+            while written < len(piece):  # a disk that fills up takes a part without an error
+                place = index * PIECE_BYTES + written
+                written += os.pwrite(self._file.fileno(), memoryview(piece)[written:], place)
         except OSError as error:
             raise StoreError(
                 f"the relay cannot keep '{self.key}': {error.strerror}: give it more room "
