@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
+
+if TYPE_CHECKING:
+    from gymfast.sync.signatures import Key
 
 PROFILES = ("auto", "fast", "small")
 
@@ -35,23 +39,27 @@ key_option = click.option(
     "--key-file",
     type=EXISTING_FILE,
     metavar="FILE",
-    help="Key that signs the records: FILE without one final newline, at least 16 bytes.",
+    help="Key that signs the records: 16 bytes or more, or PEM with Ed25519 keys.",
 )
 
 
-def read_key(path: Path | None) -> bytes | None:
-    """The key in a file (see read_key_file); None without a file.
+def read_key(path: Path | None) -> Key | None:
+    """The key or keys in a file (see read_key_file); None without a file.
 
-    Raises ValueError, which shows none of its bytes, if there are fewer than 16.
+    Raises ValueError, which shows none of its bytes, if it cannot be used.
     """
     if path is None:
         return None
-    from gymfast.delta.authentication import check_key
     from gymfast.key_file import read_key_file
+    from gymfast.key_text import is_pem
+    from gymfast.sync.signatures import check_key
 
-    key = read_key_file(path)
     try:
-        check_key(key)
+        key = read_key_file(path)
+        try:
+            return check_key(key)
+        except ValueError as error:
+            hint = "" if is_pem(key) else ", as head -c 32 /dev/urandom gives"
+            raise ValueError(f"{error}{hint}") from None
     except ValueError as error:
-        raise ValueError(f"--key-file {path}: {error}, as head -c 32 /dev/urandom gives") from None
-    return key
+        raise ValueError(f"--key-file {path}: {error}") from None

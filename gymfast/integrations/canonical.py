@@ -19,6 +19,7 @@ from gymfast.delta.tensors import like
 from gymfast.errors import ChainError, FormatError
 from gymfast.sync import LiveTarget, Subscriber
 from gymfast.sync.chain import EMPTY_ROOT
+from gymfast.sync.signatures import Key
 
 _Mark = tuple[str, tuple[int, ...], Digest]
 
@@ -46,7 +47,7 @@ class CanonicalCopy:
         *,
         staging_dir: str | None = None,
         timeout_s: float = 60.0,
-        key: bytes | None = None,
+        key: Key | None = None,
     ) -> CanonicalCopy:
         """A copy of no tensors that takes versions of a run. Raises what `Subscriber` raises."""
         copy = cls()

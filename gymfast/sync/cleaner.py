@@ -16,6 +16,7 @@ from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import LeaseRecord, LogRecord
 from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
+from gymfast.sync.signatures import Key
 
 LEASE_GRACE_US = 60_000_000
 """Time after its expiry for which a lease still counts: clocks of two machines differ."""
@@ -49,7 +50,7 @@ def collect(
     *,
     keep: int,
     dry_run: bool = False,
-    key: bytes | None = None,
+    key: Key | None = None,
     clock: Clock | None = None,
 ) -> CleanReport:
     """Retention from outside, safe beside a live publisher.

@@ -22,7 +22,7 @@ from gymfast.sync.keys import RunKeys
 from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
 from gymfast.sync.machine import State
-from gymfast.sync.manifest import check_key
+from gymfast.sync.signatures import Ed25519Keys, Key, check_key
 from gymfast.sync.staging import Advance, Staged, Stager
 from gymfast.sync.targets import Target
 from gymfast.sync.view import View
@@ -48,7 +48,7 @@ class Subscriber:
         timeout_s: float = 60.0,
         freshness_s: float | None = None,
         request_bytes: int = Costs.request_bytes,
-        key: bytes | None = None,
+        key: Key | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Finds out, from its bytes, what the target holds; reads nothing from the store yet.
@@ -56,14 +56,21 @@ class Subscriber:
         Frames are staged in memory, or in `staging_dir`; more than `max_staging_bytes` (None: what
         there is) is refused. `timeout_s` bounds each wait in which nothing arrives. With
         `freshness_s`, `is_stale` says that the log did not move for longer. A request counts like
-        `request_bytes` bytes in the choice between deltas and anchor. With `key`, records that are
-        not signed with it are refused.
+        `request_bytes` bytes in the choice between deltas and anchor. With `key`, a shared key or
+        PEM text with Ed25519 public keys, records that are not signed with it are refused.
         Raises ValueError for settings out of range, GymfastError if the target cannot be read.
         """
         self._store = open_store(store) if isinstance(store, str) else store
         self._keys = RunKeys(run)
         self._clock = clock or SystemClock()
-        self._log = Log(self._store, self._keys, check_key(key))
+        key = check_key(key)
+        if isinstance(key, Ed25519Keys) and key.can_sign:
+            _log.warning(
+                "this reader of run '%s' was given a private key; its public half is enough, and "
+                "tells a thief nothing",
+                run,
+            )
+        self._log = Log(self._store, self._keys, key)
         self._costs = Costs(request_bytes)
         self._freshness_s = freshness_s
         self._reader_id = reader_id or f"reader-{secrets.token_hex(4)}"

@@ -18,6 +18,7 @@ from gymfast.errors import CoverageError, NotFoundError
 
 if TYPE_CHECKING:
     from gymfast.sync import InstallReport, Subscriber
+    from gymfast.sync.signatures import Key
 
 Command = Callable[..., Any]
 
@@ -47,7 +48,7 @@ class Reader:
     staging_dir: Path | None
     threads: int | None
     is_forced: bool
-    key: bytes | None
+    key: Key | None
 
 
 def reader_options(command: Command) -> Command:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from gymfast.delta.encode import Profile
     from gymfast.stores import Store
     from gymfast.sync import Publisher, PublishReport
+    from gymfast.sync.signatures import Key
 
 _EPILOG = """\b
 Examples:
@@ -104,7 +105,7 @@ def command(
         output.result({"checkpoint": str(checkpoint), **asdict(report)}, [_to_text(report)])
 
 
-def _check_base(output: Output, store: Store, run: str, base: Path, key: bytes | None) -> None:
+def _check_base(output: Output, store: Store, run: str, base: Path, key: Key | None) -> None:
     """Refuse a base that is not the newest version, before this publisher fences another."""
     from gymfast.delta.checkpoint import digest_checkpoint
     from gymfast.delta.frame import root_of
