@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -40,6 +41,33 @@ key_option = click.option(
     type=EXISTING_FILE,
     metavar="FILE",
     help="Key that signs the records: 16 bytes or more, or PEM with Ed25519 keys.",
+)
+
+
+def _rate_of(
+    ctx: click.Context,  # noqa: ARG001 - as click calls it
+    param: click.Parameter,  # noqa: ARG001
+    value: str | None,
+) -> int | None:
+    """Bytes a second, written as for rsync and rclone; None for 0, no limit."""
+    if value is None:
+        return None
+    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([BKMG]?)", value, re.ASCII | re.IGNORECASE)
+    if match is None:
+        raise click.BadParameter(f"{value!r}: expected 500K, 10M, 1.5G or 0 (no limit)")
+    shift = {"B": 0, "M": 20, "G": 30}.get(match[2].upper(), 10)
+    num_bytes = int(float(match[1]) * (1 << shift))
+    if 0 < num_bytes < _MIN_RATE:
+        raise click.BadParameter(f"{value!r} is under {_MIN_RATE >> 10}K, the least there is")
+    return num_bytes or None
+
+
+_MIN_RATE = 64 << 10
+bwlimit_option = click.option(
+    "--bwlimit",
+    callback=_rate_of,
+    metavar="RATE",
+    help="Transfer at most 10M (MiB/s), 500K or 500 (KiB/s), 1.5G; as for rsync and rclone.",
 )
 
 

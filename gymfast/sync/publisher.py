@@ -15,6 +15,7 @@ from gymfast.delta.tensors import Weights
 from gymfast.errors import ConflictError, GymfastError, StoreError
 from gymfast.stores import check_create_only, open_store
 from gymfast.stores.base import Store
+from gymfast.sync.bandwidth import limited
 from gymfast.sync.candidate import Advance, Candidate, Written
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.commit import Answer, Step
@@ -65,6 +66,7 @@ class Publisher:
         timeout_s: float = 60.0,
         resume: bool = True,
         single_writer: bool = False,
+        max_bytes_per_s: int | None = None,
         key: Key | None = None,
         label: str | None = None,
         clock: Clock | None = None,
@@ -78,7 +80,8 @@ class Publisher:
         bounded by `memory_budget_bytes`, or by what there is; one object of `object_bytes` is held
         at a time. `timeout_s` bounds each wait for the store to answer or show what was written.
         `resume` False refuses a run that has records. `single_writer` promises that nobody else
-        publishes, for a store without create-only writes. `key` signs the records: a shared key, or
+        publishes, for a store without create-only writes. `max_bytes_per_s` bounds what goes to and
+        comes from the store. `key` signs the records: a shared key, or
         PEM text with an Ed25519 private key.
         Raises ValueError for settings out of range, ConflictError for a run that may not be
         resumed, StoreError if the store fails or cannot be shared, DeadlineError.
@@ -92,9 +95,10 @@ class Publisher:
             timeout_s=timeout_s,
         )
         self._snapshot = Snapshot(EncodeSettings(profile, backend, threads, tiled, snapshot))
-        self._store = open_store(store) if isinstance(store, str) else store
-        self._keys = RunKeys(run)
         self._clock = clock or SystemClock()
+        opened = open_store(store) if isinstance(store, str) else store
+        self._store = limited(opened, max_bytes_per_s, self._clock)
+        self._keys = RunKeys(run)
         self._log = Log(
             self._store, self._keys, check_signing_key(key), is_single_writer=single_writer
         )

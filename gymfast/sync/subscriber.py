@@ -13,6 +13,7 @@ from types import TracebackType
 from gymfast.errors import ChainError, GymfastError
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
+from gymfast.sync.bandwidth import limited
 from gymfast.sync.chain import Costs, Tip
 from gymfast.sync.clock import Clock, Deadline, SystemClock
 from gymfast.sync.fetcher import Fetcher
@@ -48,6 +49,7 @@ class Subscriber:
         timeout_s: float = 60.0,
         freshness_s: float | None = None,
         request_bytes: int = Costs.request_bytes,
+        max_bytes_per_s: int | None = None,
         key: Key | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -56,13 +58,15 @@ class Subscriber:
         Frames are staged in memory, or in `staging_dir`; more than `max_staging_bytes` (None: what
         there is) is refused. `timeout_s` bounds each wait in which nothing arrives. With
         `freshness_s`, `is_stale` says that the log did not move for longer. A request counts like
-        `request_bytes` bytes in the choice between deltas and anchor. With `key`, a shared key or
+        `request_bytes` bytes in the choice between deltas and anchor. `max_bytes_per_s` bounds what
+        comes from and goes to the store. With `key`, a shared key or
         PEM text with Ed25519 public keys, records that are not signed with it are refused.
         Raises ValueError for settings out of range, GymfastError if the target cannot be read.
         """
-        self._store = open_store(store) if isinstance(store, str) else store
-        self._keys = RunKeys(run)
         self._clock = clock or SystemClock()
+        opened = open_store(store) if isinstance(store, str) else store
+        self._store = limited(opened, max_bytes_per_s, self._clock)
+        self._keys = RunKeys(run)
         key = check_key(key)
         if isinstance(key, Ed25519Keys) and key.can_sign:
             _log.warning(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymfast.cli.options import key_option, read_key, threads_option
+from gymfast.cli.options import bwlimit_option, key_option, read_key, threads_option
 from gymfast.cli.output import format_size
 from gymfast.cli.sync.folders import no_folder
 from gymfast.errors import CoverageError, NotFoundError
@@ -36,6 +36,7 @@ _OPTIONS = (
         "--reader", metavar="NAME", help="Name of this reader in leases.  [default: a random one]"
     ),
     threads_option,
+    bwlimit_option,
     key_option,
 )
 
@@ -49,6 +50,7 @@ class Reader:
     threads: int | None
     is_forced: bool
     key: Key | None
+    max_bytes_per_s: int | None
 
 
 def reader_options(command: Command) -> Command:
@@ -62,9 +64,10 @@ def reader_options(command: Command) -> Command:
         reader: str | None,
         threads: int | None,
         key_file: Path | None,
+        bwlimit: int | None,
         **others: Any,
     ) -> None:
-        found = Reader(reader, staging_dir, threads, force, read_key(key_file))
+        found = Reader(reader, staging_dir, threads, force, read_key(key_file), bwlimit)
         command(*args, reader=found, **others)
 
     for option in reversed(_OPTIONS):
@@ -90,6 +93,7 @@ def open_subscriber(store: str, run: str, dest: Path, reader: Reader) -> Iterato
             reader_id=reader.name,
             staging_dir=reader.staging_dir,
             key=reader.key,
+            max_bytes_per_s=reader.max_bytes_per_s,
         )
     except BaseException:
         target.close()

@@ -10,6 +10,7 @@ import click
 
 from gymfast.cli.options import (
     EXISTING,
+    bwlimit_option,
     key_option,
     profile_option,
     read_key,
@@ -57,6 +58,7 @@ Examples:
     help="Deltas between full states.  [default: 50]",
 )
 @threads_option
+@bwlimit_option
 @key_option
 @with_output
 def command(
@@ -70,6 +72,7 @@ def command(
     keep: int | None,
     anchor_every: int | None,
     threads: int | None,
+    bwlimit: int | None,
     key_file: Path | None,
 ) -> None:
     """Commit checkpoints as the next versions of a run.
@@ -96,6 +99,7 @@ def command(
         threads=threads,
         keep=keep or DEFAULT_KEEP,
         anchor_every=anchor_every or DEFAULT_ANCHOR_EVERY,
+        max_bytes_per_s=bwlimit,
         key=read_key(key_file),
     )
     if base is not None and not anchor:
