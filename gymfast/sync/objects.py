@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -20,6 +20,8 @@ from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, Obje
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
+_LEAST_READ_BYTES = 256 << 10
+_COPIES = 2  # of a piece: as it comes, and as it is handed over
 _WHAT_TO_DO = "`gymfast sync fsck` says what is lost and what heals it"
 
 
@@ -132,16 +134,45 @@ def digest_at(store: Store, key: str) -> str:
     return sha.hexdigest()
 
 
-def read_frame(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[bytes]:
-    """The bytes of a frame, a few MiB at a time; the last piece of an object comes after its check.
+@dataclass(frozen=True)
+class Reading:
+    """How frames are read: in pieces of so many bytes, with so many more under way."""
 
-    A store that is far away is asked for `store.num_ahead` pieces at once.
+    num_ahead: int
+    piece_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held beside those that were handed over."""
+        return _COPIES * (self.num_ahead + 1) * self.piece_bytes
+
+    @classmethod
+    def within(cls, room_bytes: int | None, num_ahead: int) -> Reading:
+        """The quickest way to read in that memory (None: any); in no room, a quarter MiB a time."""
+        if room_bytes is None:
+            return cls(num_ahead, _READ_BYTES)
+        num_pieces = room_bytes // (_COPIES * _READ_BYTES)
+        if num_pieces:
+            return cls(min(num_ahead, num_pieces - 1), _READ_BYTES)
+        return cls(0, max(room_bytes // _COPIES, _LEAST_READ_BYTES))
+
+
+def read_frame(
+    store: Store, keys: RunKeys, record: StateRecord, reading: Reading | None = None
+) -> Iterator[bytes]:
+    """The bytes of a frame, piece by piece; the last piece of an object comes after its check.
+
+    `reading`: pieces of 8 MiB, as many under way as the store says, if None. Nothing is held of a
+    piece that was let go.
     Raises NotFoundError if an object is absent, ChecksumError if its length or digest is not that
     of the record: nothing of it may be used then.
     """
+    how = reading or Reading.within(None, store.num_ahead)
     sha = hashlib.sha256()
-    tasks = _tasks(store, keys, record)
-    for task, piece in zip(tasks, _in_order(tasks, store.num_ahead), strict=True):
+    tasks = _tasks(store, keys, record, how.piece_bytes)
+    pieces = _in_order(tasks, how.num_ahead)
+    for task in tasks:
+        piece = next(pieces)
         if task.start == 0:
             sha = hashlib.sha256()
         sha.update(piece)
@@ -151,6 +182,8 @@ def read_frame(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[byt
                 f"{task.ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
             )
         yield piece
+        del piece  # before the next one comes
+    pieces.close()
 
 
 @dataclass(frozen=True)
@@ -161,6 +194,7 @@ class _Task:
     key: str
     ref: ObjectRef
     start: int
+    length: int
 
     def read(self) -> bytes:
         """The piece; for the first one the length of the whole is compared before."""
@@ -171,19 +205,19 @@ class _Task:
                     f"'{self.key}' in {self.store.url} has {size} bytes, its record says "
                     f"{self.ref.num_bytes}: the object is damaged; {_WHAT_TO_DO}"
                 )
-        length = min(_READ_BYTES, self.ref.num_bytes - self.start)
-        return self.store.get_range(self.key, self.start, length)
+        return self.store.get_range(self.key, self.start, self.length)
 
 
-def _tasks(store: Store, keys: RunKeys, record: StateRecord) -> list[_Task]:
+def _tasks(store: Store, keys: RunKeys, record: StateRecord, piece_bytes: int) -> list[_Task]:
     return [
-        _Task(store, keys.object(record.epoch, ref.digest), ref, start)
+        _Task(store, key, ref, start, min(piece_bytes, ref.num_bytes - start))
         for ref in record.frame.objects
-        for start in range(0, ref.num_bytes, _READ_BYTES)
+        for key in [keys.object(record.epoch, ref.digest)]
+        for start in range(0, ref.num_bytes, piece_bytes)
     ]
 
 
-def _in_order(tasks: list[_Task], num_ahead: int) -> Iterator[bytes]:
+def _in_order(tasks: list[_Task], num_ahead: int) -> Generator[bytes, None, None]:
     """The pieces of all tasks, with so many more under way."""
     if num_ahead == 0 or len(tasks) == 1:
         yield from (task.read() for task in tasks)

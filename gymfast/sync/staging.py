@@ -20,7 +20,7 @@ from gymfast.sync.budget import require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import StateRecord
-from gymfast.sync.objects import read_frame
+from gymfast.sync.objects import Reading, read_frame
 
 Advance = Callable[[int, int], None]
 
@@ -28,11 +28,11 @@ Advance = Callable[[int, int], None]
 class _Bytes:
     """The bytes of a frame, in memory or in a file of the staging folder that has no name."""
 
-    def __init__(self, data: bytes | None = None, file: BinaryIO | None = None) -> None:
+    def __init__(self, data: bytearray | None = None, file: BinaryIO | None = None) -> None:
         self._data = data
         self._file = file
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | bytearray:
         if self._file is None:
             return self._data or b""
         self._file.seek(0)
@@ -52,8 +52,8 @@ class StagedFrame:
     info: FrameInfo
     held: _Bytes = field(repr=False)
 
-    def read(self) -> bytes:
-        """The bytes of the frame; those in a file are read anew each time."""
+    def read(self) -> bytes | bytearray:
+        """The bytes of the frame, not to be changed; those in a file are read anew each time."""
         return self.held.read()
 
     def close(self) -> None:
@@ -103,12 +103,17 @@ class Stager:
         self._keys = keys
         self._folder = folder
         self._max_bytes = max_bytes
+        self._reading = Reading.within(None, store.num_ahead)
         self.verify_s = 0.0
 
     def require_room(self, plan: Plan) -> None:
-        """Raises BudgetError with the numbers if the frames of the plan cannot all be staged."""
+        """Raises BudgetError with the numbers if the frames of the plan cannot all be staged.
+
+        What is left of a budget of memory says how much is read ahead.
+        """
         if self._folder is None:
-            require_staging(plan.num_bytes, self._max_bytes, "memory")
+            room = require_staging(plan.num_bytes, self._max_bytes, "memory")
+            self._reading = Reading.within(room, self._store.num_ahead)
             return
         if self._max_bytes is not None:
             require_staging(plan.num_bytes, self._max_bytes, str(self._folder))
@@ -140,7 +145,12 @@ class Stager:
     def _read(self, record: StateRecord, tick: Callable[[int], None]) -> _Bytes:
         pieces = self._pieces(record, tick)
         if self._folder is None:
-            return _Bytes(b"".join(pieces))
+            whole, end = bytearray(record.frame.num_bytes), 0
+            for piece in pieces:
+                whole[end : end + len(piece)] = piece
+                end += len(piece)
+                del piece  # before the next one comes
+            return _Bytes(whole)
         with os_errors("stage a frame in", self._folder), ExitStack() as stack:
             file = stack.enter_context(tempfile.TemporaryFile(dir=self._folder))
             for piece in pieces:
@@ -150,9 +160,10 @@ class Stager:
         return _Bytes(file=file)
 
     def _pieces(self, record: StateRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
-        for piece in read_frame(self._store, self._keys, record):
+        for piece in read_frame(self._store, self._keys, record, self._reading):
             tick(len(piece))
             yield piece
+            del piece  # before the next one comes
 
 
 def _check_info(step: Step, info: FrameInfo) -> None:
