@@ -60,7 +60,8 @@ def sides(
 ) -> Iterator[tuple[Side, Side]]:
     """Publisher and subscriber of a run in a folder, or in a bucket that this process serves."""
     with ExitStack() as stack:
-        store, environment = f"file:{tmp_path}", dict(os.environ)
+        # One arena: those of glibc grow with each new thread for a while, and leak nothing.
+        store, environment = f"file:{tmp_path}", os.environ | {"MALLOC_ARENA_MAX": "1"}
         if kind == "s3":
             bucket = stack.enter_context(serve_bucket())
             store, environment = "s3://bucket/a", environment | s3_settings(bucket.endpoint)
@@ -101,11 +102,12 @@ def test_I60_publisher_and_subscriber_keep_budgets_that_just_suffice(
 
 @linux
 @pytest.mark.long
+@pytest.mark.timeout(3000)
 @pytest.mark.parametrize("kind", ["file", "s3"])
 def test_I60_I61_three_hundred_versions_within_budget_leave_nothing_behind(
     kind: str, tmp_path: Path
 ) -> None:
-    mib, object_mib, num_versions, num_first = 32, 16, 300, 20
+    mib, object_mib, num_versions, num_first = 16, 12, 300, 20
     budget = mib + 2 * object_mib + SECTION_BYTES // MIB + 24
     staging = mib + 20
     seen: dict[str, list[dict[str, Any]]] = {"publisher": [], "subscriber": []}
