@@ -15,13 +15,14 @@ from typing import Any
 
 import numpy as np
 
+from gymfast.channels.agreement import WAITED, exchange, require_equal
 from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Slot
 from gymfast.channels.control import Control
 from gymfast.channels.threaded import ThreadedChannel
 from gymfast.errors import ChannelError, MissingDependencyError
 
 _LOOK_S = 0.05
-_WAITED = "it waited for rank "
+_NO_GROUP = "gloo makes no group"
 
 
 @dataclass(frozen=True)
@@ -180,25 +181,23 @@ def open_gloo(
     except RuntimeError as error:
         problem = str(error)
     # Nobody waits in gloo for a rank that is not there: it would not say for which.
-    terms = [[host, store.port], depth] if store else None
-    place, depth_of_0 = _require_all(control, problem, timeout_s, timeout_s, terms)
+    value = [depth, [host, store.port] if store else None]
+    found = exchange(control, _NO_GROUP, value, problem, timeout_s)
+    require_equal("the depth of the channel", {r: depth for r, (depth, _) in found.items()})
+    _, place = found[0]
 
     def make() -> Any:
         where = store or dist.TCPStore(*place, timeout=timeout)
         return dist.ProcessGroupGloo(where, rank, len(control.ranks), timeout)
 
-    if depth != depth_of_0:
-        problem = f"its channel has depth {depth}, that of rank 0 {depth_of_0}"
     end_s = time.monotonic() + 2 * timeout_s  # torch may try for twice its time-out
     troubles = queue.SimpleQueue[Any]()
     with control.watching(lambda *trouble: _pass_on(control, troubles, *trouble)):
-        group = None
-        if not problem:
-            group, problem = _make(make, troubles, end_s)
+        group, problem = _make(make, troubles, end_s)
         if problem:
             control.trouble(problem)
-        left_s = max(end_s - time.monotonic(), 0.0)
-        _require_all(control, problem, timeout_s + left_s, 2 * timeout_s + left_s)
+        wait_s = timeout_s + max(end_s - time.monotonic(), 0.0)
+        exchange(control, _NO_GROUP, None, problem, wait_s, timeout_s + wait_s)
     return GlooChannel(group, depth=depth, timeout_s=timeout_s)
 
 
@@ -207,7 +206,7 @@ def _pass_on(control: Control, troubles: queue.SimpleQueue[Any], rank: int, why:
     if rank in control.ranks:
         if control.rank == 0:
             control.trouble(why, of=rank)
-        troubles.put((None, f"{_WAITED}{rank}: {why}"))
+        troubles.put((None, f"{WAITED}{rank}: {why}"))
 
 
 def _make(
@@ -230,24 +229,3 @@ def _make(
     except queue.Empty:
         return None, "torch made no group in twice the time-out"
     return group, problem
-
-
-def _require_all(
-    control: Control, problem: str, gather_s: float, share_s: float, value: Any = None
-) -> Any:
-    """What rank 0 passes, if all ranks are there and have no problem.
-
-    Raises ChannelError, on all ranks, that names those which are lost, else those which failed.
-    """
-    found = control.gather(problem, gather_s)
-    gone = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
-    lost = {rank: f"is lost: {why}" for rank, why in gone.items()}
-    said = {rank: text for rank, text in found.items() if text}
-    causes = {rank: text for rank, text in said.items() if not text.startswith(_WAITED)} or said
-    failed = {rank: f"says: {text}" for rank, text in causes.items()}
-    value, troubles = control.share([value, sorted((lost or failed).items())], share_s)
-    if troubles:
-        words = "; ".join(f"rank {rank} {text}" for rank, text in troubles)
-        ranks = tuple(int(rank) for rank, _ in troubles)
-        raise ChannelError(f"gloo makes no group of ranks {control.ranks}: {words}", ranks)
-    return value

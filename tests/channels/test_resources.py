@@ -93,9 +93,8 @@ def test_I61_R94_transfers_leave_no_memory_descriptor_or_thread_behind(
     (first_bytes, *first), (last_bytes, *last) = counts[num_first // 10 - 1], counts[-1]
     assert last == first
     allowed_bytes = MAX_GROWTH_BYTES * (num_transfers - num_first)
-    assert (
-        last_bytes - first_bytes <= allowed_bytes + (4 if num_transfers > 100 else 1) * NOISE_BYTES
-    )
+    noise_bytes = (4 if num_transfers > 100 else 1) * NOISE_BYTES
+    assert last_bytes - first_bytes <= allowed_bytes + noise_bytes
     if num_transfers > 100:  # a leak grows all the time; the heap grows by some MB once or twice
         resident = [num_bytes for num_bytes, *_ in counts[num_first // 10 - 1 :]]
         assert median(b - a for a, b in pairwise(resident)) <= 10 * MAX_GROWTH_BYTES
