@@ -11,6 +11,8 @@ SECTION_BYTES = 128 << 20
 """Bytes of the sections that are under way at once: new values, block tables and copies of 2^23
 units, twice. Source: docs/wire-format.md section 10."""
 _RESERVE_RATIO = 0.1  # of the available memory, left to everybody else
+_LEAST_PIECE_BYTES = 256 << 10
+_COPIES = 2  # of a piece: as it comes, and as it is handed over
 
 
 @dataclass(frozen=True)
@@ -25,6 +27,32 @@ class MemoryPlan:
     def undo_bytes(self) -> int:
         """Bytes that the way back from a version may take; then an anchor is published instead."""
         return self.limit_bytes - self.snapshot_bytes - self.buffer_bytes
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How frames are read: in pieces of so many bytes, with so many more under way."""
+
+    num_ahead: int
+    piece_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held beside those that were handed over."""
+        return _COPIES * (self.num_ahead + 1) * self.piece_bytes
+
+    @classmethod
+    def within(cls, room_bytes: int | None, num_ahead: int, piece_bytes: int) -> Reading:
+        """The quickest way to read in that memory (None: any), at most so much ahead.
+
+        Where there is no room for one piece they are smaller: a quarter MiB at least.
+        """
+        num_pieces = num_ahead + 1
+        if room_bytes is not None:
+            num_pieces = min(num_pieces, room_bytes // (_COPIES * piece_bytes))
+            if num_pieces == 0:
+                return cls(0, min(piece_bytes, max(room_bytes // _COPIES, _LEAST_PIECE_BYTES)))
+        return cls(num_pieces - 1, piece_bytes)
 
 
 def plan_memory(

@@ -15,13 +15,12 @@ from dataclasses import dataclass, field
 
 from gymfast.errors import ChecksumError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
+from gymfast.sync.budget import Reading
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef, StateRecord
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
-_LEAST_READ_BYTES = 256 << 10
-_COPIES = 2  # of a piece: as it comes, and as it is handed over
 _WHAT_TO_DO = "`gymfast sync fsck` says what is lost and what heals it"
 
 
@@ -134,27 +133,9 @@ def digest_at(store: Store, key: str) -> str:
     return sha.hexdigest()
 
 
-@dataclass(frozen=True)
-class Reading:
-    """How frames are read: in pieces of so many bytes, with so many more under way."""
-
-    num_ahead: int
-    piece_bytes: int
-
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes held beside those that were handed over."""
-        return _COPIES * (self.num_ahead + 1) * self.piece_bytes
-
-    @classmethod
-    def within(cls, room_bytes: int | None, num_ahead: int) -> Reading:
-        """The quickest way to read in that memory (None: any); in no room, a quarter MiB a time."""
-        if room_bytes is None:
-            return cls(num_ahead, _READ_BYTES)
-        num_pieces = room_bytes // (_COPIES * _READ_BYTES)
-        if num_pieces:
-            return cls(min(num_ahead, num_pieces - 1), _READ_BYTES)
-        return cls(0, max(room_bytes // _COPIES, _LEAST_READ_BYTES))
+def reading_for(store: Store, room_bytes: int | None = None) -> Reading:
+    """How to read frames from the store within that memory (None: any)."""
+    return Reading.within(room_bytes, store.num_ahead, _READ_BYTES)
 
 
 def read_frame(
@@ -167,7 +148,7 @@ def read_frame(
     Raises NotFoundError if an object is absent, ChecksumError if its length or digest is not that
     of the record: nothing of it may be used then.
     """
-    how = reading or Reading.within(None, store.num_ahead)
+    how = reading or reading_for(store)
     sha = hashlib.sha256()
     tasks = _tasks(store, keys, record, how.piece_bytes)
     pieces = _in_order(tasks, how.num_ahead)

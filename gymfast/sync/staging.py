@@ -20,7 +20,7 @@ from gymfast.sync.budget import require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import StateRecord
-from gymfast.sync.objects import Reading, read_frame
+from gymfast.sync.objects import read_frame, reading_for
 
 Advance = Callable[[int, int], None]
 
@@ -103,7 +103,7 @@ class Stager:
         self._keys = keys
         self._folder = folder
         self._max_bytes = max_bytes
-        self._reading = Reading.within(None, store.num_ahead)
+        self._reading = reading_for(store)
         self.verify_s = 0.0
 
     def require_room(self, plan: Plan) -> None:
@@ -113,7 +113,7 @@ class Stager:
         """
         if self._folder is None:
             room = require_staging(plan.num_bytes, self._max_bytes, "memory")
-            self._reading = Reading.within(room, self._store.num_ahead)
+            self._reading = reading_for(self._store, room)
             return
         if self._max_bytes is not None:
             require_staging(plan.num_bytes, self._max_bytes, str(self._folder))

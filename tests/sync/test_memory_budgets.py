@@ -23,9 +23,9 @@ from sync.harness import assert_same, history, publisher, reader, zeros_like
 
 from gymfast.errors import BudgetError
 from gymfast.stores.memory import MemoryStore
+from gymfast.sync import budget as budgets
 from gymfast.sync import objects
-from gymfast.sync.budget import SECTION_BYTES
-from gymfast.sync.objects import Reading
+from gymfast.sync.budget import SECTION_BYTES, Reading
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs kernel feature /proc")
 MIB = 1 << 20
@@ -164,14 +164,15 @@ class FarStore(MemoryStore):
 
 def test_reading_ahead_is_what_the_budget_leaves_room_for() -> None:
     piece = 8 * MIB
-    assert Reading.within(None, 4) == Reading(4, piece)
-    assert Reading.within(10**12, 0) == Reading(0, piece)
+    assert Reading.within(None, 4, piece) == Reading(4, piece)
+    assert Reading.within(10**12, 0, piece) == Reading(0, piece)
+    assert Reading.within(0, 4, 1000) == Reading(0, 1000)
     for room, num_ahead, piece_bytes in (
         *((10 * piece, 4, piece), (10 * piece - 1, 3, piece), (4 * piece, 1, piece)),
         *((2 * piece, 0, piece), (2 * piece - 2, 0, piece - 1), (MIB, 0, MIB // 2)),
         *((MIB // 2, 0, MIB // 4), (1, 0, MIB // 4), (0, 0, MIB // 4)),
     ):
-        found = Reading.within(room, 4)
+        found = Reading.within(room, 4, piece)
         assert found == Reading(num_ahead, piece_bytes)
         assert found.memory_bytes <= max(room, MIB // 2)
 
@@ -180,7 +181,7 @@ def test_a_small_budget_reads_less_ahead_and_is_no_failure(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(objects, "_READ_BYTES", 10_000)
-    monkeypatch.setattr(objects, "_LEAST_READ_BYTES", 100)
+    monkeypatch.setattr(budgets, "_LEAST_PIECE_BYTES", 100)
     store, states = FarStore(), history(0, size=20_000)
     source = publisher(store)
     frame_bytes = source.publish(states[0]).frame_bytes
