@@ -236,9 +236,8 @@ class View:
     def _load_if_needed(self, end: Tip | None) -> None:
         """Loads anew if there is nothing yet, if retention passed by, or if a record is lost."""
         if end is not None:
-            if self._log.floor(end.seq) <= self._needed(end) and not self._is_next_lost(
-                self._end or end
-            ):
+            needed = self._needed(end)
+            if self._log.floor(end.seq) <= needed and not self._is_next_lost(self._end or end):
                 return
         self.reload()
 
