@@ -83,7 +83,7 @@ def publish(store: str, mib: str, object_mib: str, budget_mib: str) -> None:
         for array in weights.values():
             count = array.size // 2 if line.startswith("dense") else 200
             array[rng.integers(0, array.size, count)] ^= 1
-        report = source.publish(weights, anchor=number % 100 == 99)
+        report = source.publish(weights, anchor=number % 25 == 15)
         tell_counts(version=report.version, kind=report.kind)
 
 
