@@ -16,11 +16,12 @@ from gymfast.delta import FrameInfo, inspect, verify
 from gymfast.delta.files import os_errors
 from gymfast.errors import BudgetError, FormatError
 from gymfast.stores.base import Store
-from gymfast.sync.budget import require_staging
+from gymfast.sync.budget import Reading, require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import StateRecord
-from gymfast.sync.objects import read_frame, reading_for
+from gymfast.sync.objects import FrameReads, reading_for
+from gymfast.sync.requests import Requests
 
 Advance = Callable[[int, int], None]
 
@@ -104,6 +105,8 @@ class Stager:
         self._folder = folder
         self._max_bytes = max_bytes
         self._reading = reading_for(store)
+        self._requests = Requests(store)
+        self._ahead: dict[str, FrameReads] = {}
         self.verify_s = 0.0
 
     def require_room(self, plan: Plan) -> None:
@@ -113,7 +116,7 @@ class Stager:
         """
         if self._folder is None:
             room = require_staging(plan.num_bytes, self._max_bytes, "memory")
-            self._reading = reading_for(self._store, room)
+            self._reading = self._reading_in(room)
             return
         if self._max_bytes is not None:
             require_staging(plan.num_bytes, self._max_bytes, str(self._folder))
@@ -123,6 +126,29 @@ class Stager:
                 f"frames of {plan.num_bytes} bytes are to be staged in {self._folder}, which has "
                 f"{free} bytes free: make room, or name another staging_dir"
             )
+
+    def expect(self, record: StateRecord) -> None:
+        """Begins to read a frame that is likely to be fetched next, where the store is far away.
+
+        At most one frame is begun beside the one that is fetched.
+        """
+        if self._requests.is_far and record.nonce not in self._ahead:
+            room = None
+            if self._folder is None and self._max_bytes is not None:
+                room = max(0, self._max_bytes - record.frame.num_bytes)
+            self._ahead[record.nonce] = reads = self._reads(record, self._reading_in(room))
+            reads.start()
+
+    def drop_expected(self) -> None:
+        """Forgets what was begun and not fetched."""
+        for reads in self._ahead.values():
+            reads.cancel()
+        self._ahead.clear()
+
+    def close(self) -> None:
+        """Gives the threads back."""
+        self.drop_expected()
+        self._requests.close()
 
     def fetch(self, step: Step, tick: Callable[[int], None], *, is_decoded: bool) -> StagedFrame:
         """One frame, checked against its record; `tick` is told the bytes of each piece.
@@ -160,10 +186,24 @@ class Stager:
         return _Bytes(file=file)
 
     def _pieces(self, record: StateRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
-        for piece in read_frame(self._store, self._keys, record, self._reading):
-            tick(len(piece))
-            yield piece
-            del piece  # before the next one comes
+        reads = self._ahead.pop(record.nonce, None) or self._reads(record)
+        try:
+            for piece in reads.pieces():
+                tick(len(piece))
+                yield piece
+                del piece  # before the next one comes
+        finally:
+            reads.cancel()
+
+    def _reads(self, record: StateRecord, reading: Reading | None = None) -> FrameReads:
+        how = reading or self._reading
+        return FrameReads(self._store, self._keys, record, self._requests.threads, how)
+
+    def _reading_in(self, room: int | None) -> Reading:
+        """Where the store is far two frames share the room: one that is fetched, one begun."""
+        if room is not None and self._requests.is_far:
+            room //= 2
+        return reading_for(self._store, room)
 
 
 def _check_info(step: Step, info: FrameInfo) -> None:
