@@ -207,7 +207,7 @@ def _carry(names: list[str], rate_gbps: float, delay_s: float) -> NoReturn:
         device: _Direction(other, bytes_per_ns, delay_ns)
         for device, other in zip(devices, reversed(devices), strict=True)
     }
-    print("ready", flush=True)  # noqa: T201 - to the process that started this one
+    print("ready", flush=True)
     inputs = [sys.stdin.fileno(), *devices]
     while True:
         due = [one.next_ns for one in directions.values() if one.next_ns is not None]

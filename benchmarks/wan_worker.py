@@ -100,6 +100,13 @@ class OurEngine:
     def pull(self) -> Answer:
         return _told(self._subscriber.pull())
 
+    def use(self, threads: int) -> Answer:
+        """Goes on with so many threads: the other engines wait."""
+        self._subscriber.close()
+        self._threads = threads
+        self._subscriber = self._made()
+        return self.pull()
+
     def join(self) -> Answer:
         """As an engine that has just started: nothing is held."""
         self._subscriber.close()
@@ -262,7 +269,7 @@ def main() -> None:
             answer: Answer = {}
         else:
             answer = getattr(worker, what)(**options)
-        print(json.dumps(answer), flush=True)  # noqa: T201 - the answer
+        print(json.dumps(answer), flush=True)
 
 
 if __name__ == "__main__":
