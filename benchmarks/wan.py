@@ -6,6 +6,7 @@ import argparse
 import csv
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields, replace
@@ -131,10 +132,12 @@ def measure(options: Options, stamp: dict[str, str]) -> Iterator[Row]:
             yield _row("warm", group, _rounds(group, options.rounds), alone["peer"], rate)
             found = _rounds(group, options.rounds, is_cold=True)
             yield _row("cold: new connections", group, found, alone["peer"], rate)
-    with Link(options.rate_gbps, one_way_s, keeps_windows=False) as link:
-        with _group(link, "ours", options) as group:
-            found = _rounds(group, options.rounds)
-            yield _row("warm, windows start anew after a pause", group, found, alone["ours"], rate)
+    with (
+        Link(options.rate_gbps, one_way_s, keeps_windows=False) as link,
+        _group(link, "ours", options) as group,
+    ):
+        found = _rounds(group, options.rounds)
+        yield _row("warm, windows start anew after a pause", group, found, alone["ours"], rate)
 
 
 def _group(link: Link, scheme: Scheme, options: Options, *, is_near: bool = False) -> Group:
@@ -193,18 +196,20 @@ def _row(case: str, group: Group, rounds: list[Round], alone: Round, rate: float
 
 
 def _late(group: Group, behind: int, rate: float) -> Iterator[Row]:
-    """An engine that missed versions, and one that has just started, one after the other."""
+    """An engine that missed versions, and one that has just started: one, then the other, with all
+    cores.
+    """
     group.publish(anchor=True)
-    for each in range(len(group.engines)):
-        group.timed(each, "pull")
+    for engine in group.engines:
+        engine.ask(do="use", threads=len(os.sched_getaffinity(0)))
     raw_bytes = 0
     for number in range(behind):
         raw_bytes = group.publish(shift=7919 * number + 1)["raw_bytes"]
-    for engine, do, case in (
+    for number, do, case in (
         (0, "pull", f"late: an engine {behind} versions behind"),
         (1, "join", f"late: a new engine, full state {behind} versions old"),
     ):
-        seconds, told = group.timed(engine, do)
+        seconds, told = group.timed(number, do)
         yield Row(
             scheme=_NAMES["ours"], case=case, raw_bytes=raw_bytes, frame_bytes=told["num_bytes"],
             rounds=1, seconds=seconds, p10_s=seconds, p90_s=seconds, rtt_s=2 * group.link.delay_s,

@@ -14,12 +14,14 @@ import time
 from functools import partial
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 
 from object_double import Bucket, BucketHandler
 
 PORT = 9000
+Entry = tuple[float, float, str, str, str, int]
 
 
 class LoggedHandler(BucketHandler):
@@ -27,8 +29,8 @@ class LoggedHandler(BucketHandler):
 
     disable_nagle_algorithm = True  # head and body are two writes: the second must not wait
     page = 1000
-    log: list[tuple[float, float, str, str, str, int]]
-    sockets: set[socket.socket]
+    log: ClassVar[list[Entry]] = []
+    sockets: ClassVar[set[socket.socket]] = set()
 
     def setup(self) -> None:
         super().setup()
@@ -42,28 +44,15 @@ class LoggedHandler(BucketHandler):
         self.status = code
         super().send_response(code, message)
 
-    def _logged(self, method: str) -> None:
+    def _logged(self) -> None:
         start_s, self.status = time.monotonic(), 0
         who = self.headers.get("authorization", "").partition("Credential=")[2].partition("/")[0]
-        getattr(super(), method)()
+        self._route()
         what = self.command + (" create" if self.headers.get("if-none-match") == "*" else "")
         entry = (start_s, time.monotonic(), who, what, self.key or self.path, self.status)
         self.log.append(entry)
 
-    def do_GET(self) -> None:
-        self._logged("do_GET")
-
-    def do_HEAD(self) -> None:
-        self._logged("do_HEAD")
-
-    def do_PUT(self) -> None:
-        self._logged("do_PUT")
-
-    def do_POST(self) -> None:
-        self._logged("do_POST")
-
-    def do_DELETE(self) -> None:
-        self._logged("do_DELETE")
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _logged  # noqa: N815
 
 
 class Server(ThreadingHTTPServer):
@@ -79,8 +68,6 @@ class Server(ThreadingHTTPServer):
 def main(host: str) -> None:
     class Handler(LoggedHandler):
         held = Bucket()
-        log: list[tuple[float, float, str, str, str, int]] = []
-        sockets: set[socket.socket] = set()
 
     server = Server((host, PORT), Handler)
     threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
@@ -88,10 +75,11 @@ def main(host: str) -> None:
     say("ready")
     for line in sys.stdin:
         if line.strip() == "log":
-            found, Handler.log = Handler.log, []
+            found = LoggedHandler.log[:]
+            del LoggedHandler.log[: len(found)]
             say(json.dumps(found))
         elif line.strip() == "drop":
-            for each in list(Handler.sockets):
+            for each in list(LoggedHandler.sockets):
                 each.shutdown(socket.SHUT_RDWR)
             say("done")
 

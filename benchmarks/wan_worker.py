@@ -100,6 +100,13 @@ class OurEngine:
     def pull(self) -> Answer:
         return _told(self._subscriber.pull())
 
+    def use(self, threads: int) -> Answer:
+        """Goes on with so many threads: the other engines wait."""
+        self._subscriber.close()
+        self._threads = threads
+        self._subscriber = self._made()
+        return self.pull()
+
     def join(self) -> Answer:
         """As an engine that has just started: nothing is held."""
         self._subscriber.close()

@@ -8,7 +8,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 
-from gymfast.stores.base import Blob, Store, check_range, chunks_of, put_memory_bytes
+from gymfast.stores.base import (
+    Blob,
+    Store,
+    check_range,
+    chunks_of,
+    put_memory_bytes,
+    shows_puts,
+)
 from gymfast.sync.clock import Clock, SystemClock
 
 MIN_BYTES_PER_S = 64 << 10
@@ -61,8 +68,9 @@ class Bandwidth:
 class LimitedStore:
     """The wrapped store within a budget that counts the bytes of objects, both ways.
 
-    A put takes its bytes slice by slice as the store asks for them, a get before it asks, so the
-    budget never keeps a request open that has begun.
+    A put takes its bytes slice by slice as the store asks for them, a read of a range before it
+    asks, and one of a whole object, whose length is not known before, after it: so the budget never
+    keeps a request open that has begun.
     """
 
     def __init__(self, inner: Store, bandwidth: Bandwidth) -> None:
@@ -71,6 +79,7 @@ class LimitedStore:
         pieces_per_s = bandwidth.max_bytes_per_s // _MAX_PIECE_BYTES
         self.num_ahead = min(inner.num_ahead, pieces_per_s)
         self.put_memory_bytes = put_memory_bytes(inner)
+        self.shows_puts = shows_puts(inner)
         self._inner = inner
         self._bandwidth = bandwidth
         whole = int(bandwidth.max_bytes_per_s * _PIECE_S)

@@ -137,6 +137,7 @@ class Fetcher:
     def _fetch_all(self, plan: Plan, *, is_decoded: bool) -> Staged:
         start_s, verify_before = time.perf_counter(), self._stager.verify_s
         self._num_bytes = 0
+        self._stager.drop_expected(but=[step.record.nonce for step in plan.steps])
         with ExitStack() as stack:
             frames: list[StagedFrame] = []
             for step, following in pairwise((*plan.steps, None)):

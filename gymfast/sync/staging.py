@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from gymfast.sync.objects import FrameReads, reading_for
 from gymfast.sync.requests import Requests
 
 Advance = Callable[[int, int], None]
+_MAX_EXPECTED = 2
 
 
 class _Bytes:
@@ -130,20 +131,20 @@ class Stager:
     def expect(self, record: StateRecord) -> None:
         """Begins to read a frame that is likely to be fetched next, where the store is far away.
 
-        At most one frame is begun beside the one that is fetched.
+        Of those that are not fetched yet, two are begun; more are not.
         """
-        if self._requests.is_far and record.nonce not in self._ahead:
+        is_new = record.nonce not in self._ahead and len(self._ahead) < _MAX_EXPECTED
+        if self._requests.is_far and is_new:
             room = None
             if self._folder is None and self._max_bytes is not None:
                 room = max(0, self._max_bytes - record.frame.num_bytes)
             self._ahead[record.nonce] = reads = self._reads(record, self._reading_in(room))
             reads.start()
 
-    def drop_expected(self) -> None:
-        """Forgets what was begun and not fetched."""
-        for reads in self._ahead.values():
-            reads.cancel()
-        self._ahead.clear()
+    def drop_expected(self, but: Collection[str] = ()) -> None:
+        """Forgets what was begun and not fetched; `but` are nonces of records that stay."""
+        for nonce in self._ahead.keys() - set(but):
+            self._ahead.pop(nonce).cancel()
 
     def close(self) -> None:
         """Gives the threads back."""
