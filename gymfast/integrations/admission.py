@@ -115,6 +115,11 @@ class Admission:
 
         try:
             await self._app(scope, received, sent)
+        except Exception as error:  # its answer is made outside of all middleware
+            if not is_told:
+                is_told, text = True, str(error).encode()
+                self._watch.end(call, request.data, HTTPStatus.INTERNAL_SERVER_ERROR, text)
+            raise
         finally:
             if not is_told:
                 self._watch.end(call, request.data, None, b"")

@@ -19,7 +19,7 @@ START_HEADER, END_HEADER = "x-gymfast-version-start", "x-gymfast-version-end"
 FIELD = "weight_version"
 UPDATE_RETRY_S = 1
 """Seconds after which a request that met an update may come again."""
-BEHIND_RETRY_S = 2
+BEHIND_RETRY_S = 1
 """Seconds after which a request for a version that is not here yet may come again."""
 _COUNT = re.compile(r"[0-9]{1,16}")
 _MARK = f'"{FIELD}"'.encode()

@@ -23,7 +23,7 @@ Examples:
   gymfast sync status /mnt/weights --run demo
   gymfast sync status /mnt/weights --run demo --json
   gymfast sync status /mnt/weights --run demo --watch
-  gymfast sync status /mnt/weights --run demo --wait-for-version 20 --timeout 600
+  gymfast sync status /mnt/weights --run demo --min-ready 8 --timeout 600
 """
 
 
