@@ -24,6 +24,7 @@ SETTINGS = (
     Setting("GYMFAST_READER", "name of the host", "how names of readers of a run begin"),
     Setting("GYMFAST_THREADS", "all cores", "threads of the codec", "--threads"),
     Setting("GYMFAST_RELAY_KEY_FILE", "", "file with the key of a store relay://HOST:PORT"),
+    Setting("GYMFAST_REPORT_S", "30", "seconds between two statuses of a reader, 0: none"),
     Setting("GYMFAST_RUN", "", "run that the hooks for slime use"),
     Setting("GYMFAST_STORE", "", "store that the hooks for slime use"),
     Setting(

@@ -23,7 +23,7 @@ from gymfast.sync import LiveTarget, Subscriber
 from gymfast.sync import State as TargetState
 from gymfast.sync.chain import EMPTY_ROOT
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.reader_status import StatusReporter, reader_name
+from gymfast.sync.reader_status import StatusReporter, period_s, reader_name
 
 _Mark = tuple[str, tuple[int, ...], Digest]
 
@@ -72,7 +72,8 @@ class CanonicalCopy:
             timeout_s=timeout_s,
             key=key,
         )
-        copy._reporter = StatusReporter(opened, RunKeys(run), reader)
+        if (every_s := period_s()) is not None:
+            copy._reporter = StatusReporter(opened, RunKeys(run), reader, period_s=every_s)
         return copy
 
     @property

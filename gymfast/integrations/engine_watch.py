@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 
 from gymfast.integrations.admission_rules import Served
-from gymfast.integrations.sglang_messages import LOADER, RECORD
+from gymfast.integrations.sglang_messages import LOADER
 from gymfast.integrations.vllm_ranks import FLAGGED
 from gymfast.sync import State
 from gymfast.sync.machine import Event, after
@@ -32,13 +32,15 @@ LOADS = frozenset(
 CALLS = PAUSES | RESUMES | LOADS | {FINISH, NAME}
 """The calls to watch, all of them POST."""
 
+_WHOLE = ("/update_weights", "/update_weights_from_tensor")
+"""Calls by which our loaders change nothing before they change everything; not so over a group."""
 _END_BYTES = 64 << 10
 _NOT_SEEN = (401, 403, 404, 405, 422)  # the server refused the call itself
 _VERSION = re.compile(rb'"(?:weight_version|new_version)"\s*:\s*"([0-9]{1,16})"')
 _REFUSED = re.compile(rb'"success"\s*:\s*false')
 _OURS = re.compile(
     rb'"update_info"\s*:\s*\{\s*"(?:version|frame|bucket|is_last|is_full)"|'
-    + f'"{re.escape(LOADER)}"|"{re.escape(RECORD)}"'.encode()
+    + f'"{re.escape(LOADER)}"'.encode()
 )
 
 
@@ -132,7 +134,8 @@ class EngineWatch:
     def _end_load(
         self, call: Call, request: bytes, status: int | None, answer: bytes, *, is_done: bool
     ) -> None:
-        is_ours, is_vllm = _OURS.search(request) is not None, call.path == "/update_weights"
+        is_vllm = call.path == "/update_weights"
+        is_ours = call.path in _WHOLE and _OURS.search(request) is not None
         if not self._is_moving:  # another call of the same update has ended it
             return
         is_refused = status is not None and call.is_first and status in _NOT_SEEN

@@ -7,6 +7,7 @@ with it, and it is not signed. Source: docs/sync-protocol.md sections 3.3 and 9.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import secrets
@@ -56,6 +57,21 @@ def reader_name() -> str:
     host = os.environ.get("GYMFAST_READER") or socket.gethostname()
     plain = re.sub(r"[^A-Za-z0-9._-]", "-", host).lstrip(".")[:100]
     return f"{plain or 'reader'}-{secrets.token_hex(4)}"
+
+
+def period_s() -> float | None:
+    """How often readers of this process write their status; None for never.
+
+    The variable GYMFAST_REPORT_S goes before 30 s. Raises ValueError if it is no number of seconds.
+    """
+    text = os.environ.get("GYMFAST_REPORT_S")
+    try:
+        value = float(text) if text else PERIOD_S
+    except ValueError:
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise ValueError(f"GYMFAST_REPORT_S is {text!r}, expected seconds, or 0 for never")
+    return value or None
 
 
 def is_reader(name: str) -> bool:

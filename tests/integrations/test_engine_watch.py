@@ -65,11 +65,13 @@ def test_sglang_that_refuses_goes_on_with_the_old_version() -> None:
     assert run(watch, GO_ON).exact == 7
 
 
-def test_sglang_takes_messages_over_a_group() -> None:
-    names = {"names": [RECORD], "dtypes": ["uint8"], "group_name": "update"}
+def test_parts_over_a_group_are_loaded_as_they_come() -> None:
+    parts = ok("/update_weights_from_distributed", names=[RECORD, "w"], group_name="update")
     watch = EngineWatch()
     run(watch, PAUSE, sglang(OURS, weight_version="7"), GO_ON)
-    assert run(watch, PAUSE, ok("/update_weights_from_distributed", **names), GO_ON).exact == 7
+    assert run(watch, PAUSE, parts, sglang(OURS, weight_version="8"), GO_ON).exact == 8
+    served = run(watch, PAUSE, parts, parts, sglang(OURS), GO_ON)
+    assert (served.state, served.version) == (State.EMPTY, None), "refused after it was loaded"
 
 
 @pytest.mark.parametrize("is_paused", [True, False])

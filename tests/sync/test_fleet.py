@@ -30,6 +30,7 @@ from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import FORMAT, MAX_OBJECT_BYTES, MAX_STATUS_BYTES, StatusRecord, encode
 from gymfast.sync.reader_status import (
     StatusReporter,
+    period_s,
     printable,
     read_statuses,
     reader_name,
@@ -188,6 +189,23 @@ def test_a_name_that_is_none_is_refused(name: str) -> None:
         StatusReporter(MemoryStore(), KEYS, name)
     with pytest.raises(ValueError, match="period"):
         StatusReporter(MemoryStore(), KEYS, "a", period_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("", 30.0), ("0", None), ("0.0", None), ("7.5", 7.5)]
+)
+def test_the_period_is_a_setting(
+    monkeypatch: pytest.MonkeyPatch, text: str, expected: float | None
+) -> None:
+    monkeypatch.setenv("GYMFAST_REPORT_S", text)
+    assert period_s() == expected
+
+
+@pytest.mark.parametrize("text", ["often", "-1", "nan", "inf"])
+def test_a_period_that_is_none_is_refused(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setenv("GYMFAST_REPORT_S", text)
+    with pytest.raises(ValueError, match="expected seconds"):
+        period_s()
 
 
 @pytest.mark.parametrize("host", ["engine-3", ".a/b c", "ü", "", "x" * 500])
@@ -355,7 +373,7 @@ def test_a_relay_passes_statuses_on_and_keeps_what_it_knows() -> None:
             live, store = zeros_like(states[0]), open_store(server.url)
             with reader(store, live, reader_id="a", report_s=1000.0) as subscriber:
                 subscriber.pull()
-                wait_for(lambda: statuses(upstream.inner))
+                wait_for(lambda: [s.version for s in statuses(upstream.inner)] == [0])
                 assert FleetWatch(store, RUN).look(0).readers[0].is_ready(0)
                 store.get(KEYS.record(1), max_bytes=1 << 20)
                 upstream.arm(None)

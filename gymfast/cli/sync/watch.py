@@ -91,9 +91,9 @@ def command(
     if dest is None:
         _list_versions(output, looks, _open_log(store, run, reader.key))
         return
-    from gymfast.sync.reader_status import PERIOD_S
+    from gymfast.sync.reader_status import period_s
 
-    with open_subscriber(store, run, dest, reader, report_s=PERIOD_S) as subscriber:
+    with open_subscriber(store, run, dest, reader, report_s=period_s()) as subscriber:
         _follow(output, looks, subscriber, dest)
 
 
