@@ -115,6 +115,7 @@ def test_another_key_ends_the_watch(store: FileStore, gymfast: Gymfast) -> None:
     assert done.code == 3 and "not signed" in done.err
 
 
+@pytest.mark.ci
 def test_a_reader_that_follows_is_in_the_fleet_until_it_ends(
     store: FileStore, gymfast: Gymfast
 ) -> None:
@@ -132,6 +133,7 @@ def test_a_reader_that_follows_is_in_the_fleet_until_it_ends(
     assert gymfast("sync", "status", "store", *RUN, "--json").json["fleet"]["readers"] == []
 
 
+@pytest.mark.ci
 def test_a_terminal_shows_a_table_in_its_place(store: FileStore) -> None:
     tell(store, "engine-0", 1, error="[bold]no markup")
     ours, theirs = pty.openpty()

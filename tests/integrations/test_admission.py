@@ -81,7 +81,7 @@ def wait_for(holds: Any) -> None:
         time.sleep(0.01)
 
 
-@pytest.fixture(params=["plain", "uvicorn"])
+@pytest.fixture(params=["plain", pytest.param("uvicorn", marks=pytest.mark.ci)])
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "uvicorn" and not HAS_UVICORN:
         pytest.skip("needs uvicorn")
