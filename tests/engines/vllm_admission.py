@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -23,6 +24,9 @@ from gymfast.stores import open_store
 from gymfast.sync.fleet import FleetWatch
 
 ADMITS = (*FOLLOWS_A_RUN, "--middleware", "gymfast.integrations.admission.Admission")
+LONG = ("--max-model-len", "2048")
+NUM_LONG = 1500  # tokens of a request that an update overtakes
+LONG_LIMIT_S = 300.0
 GENERATE = "/inference/v1/generate"
 pytestmark = pytest.mark.timeout(600)
 
@@ -37,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=32,
-        max_position_embeddings=256,
+        max_position_embeddings=2048,
         tie_word_embeddings=False,
     )
     run = Run(tmp_path_factory.mktemp("admission"), config)
@@ -48,7 +52,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 @pytest.fixture(scope="module")
 def server(run: Run) -> Iterator[Server]:
-    with Server(run.checkpoint(0), run.folder / "server.log", options=ADMITS) as server:
+    with Server(run.checkpoint(0), run.folder / "server.log", options=(*ADMITS, *LONG)) as server:
         yield server
 
 
@@ -59,7 +63,7 @@ def ask(server: Server, *, max_tokens: int = 4, **more: Any) -> tuple[int, Any, 
     headers = {"Content-Type": "application/json"}
     request = urllib.request.Request(f"{server.url}{GENERATE}", data, headers)
     try:
-        with urllib.request.urlopen(request, timeout=CALL_LIMIT_S) as answer:
+        with urllib.request.urlopen(request, timeout=LONG_LIMIT_S) as answer:
             status, text, told = answer.status, answer.read().decode(), answer.headers
     except urllib.error.HTTPError as error:
         status, text, told = error.code, error.read().decode(), error.headers
@@ -116,10 +120,10 @@ def test_a_request_that_an_update_overtakes_is_told(run: Run, server: Server) ->
     client = VLLMClient(server.url, pause="keep")
     found: list[tuple[int, Any, dict[str, str]]] = []
     exact = {"weight_version": {"exact_version": 2}}
-    long = threading.Thread(target=lambda: found.append(ask(server, max_tokens=100, **exact)))
+    long = threading.Thread(target=lambda: found.append(ask(server, max_tokens=NUM_LONG, **exact)))
     long.start()
     while not _num_running(server) and long.is_alive():
-        pass
+        time.sleep(0.05)
     client.pull(InitRequest(**run.follows), 3)
     long.join()
     status, body, headers = found[0]
