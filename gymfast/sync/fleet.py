@@ -10,7 +10,7 @@ from gymfast.stores.base import Store
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import StatusRecord
-from gymfast.sync.reader_status import read_statuses
+from gymfast.sync.reader_status import printable, read_statuses
 
 SKEW_S = 60.0
 """How far the clocks of two machines may differ before a reader counts as silent."""
@@ -125,7 +125,8 @@ class FleetWatch:
 
 
 def _damaged(reader: str, error: FormatError) -> ReaderRow:
-    return ReaderRow(reader, "damaged", None, None, "", None, None, True, False, str(error))
+    error_text = printable(str(error))  # it may quote what is there
+    return ReaderRow(reader, "damaged", None, None, "", None, None, True, False, error_text)
 
 
 def old_statuses(

@@ -286,6 +286,7 @@ def test_a_reader_that_writes_lives_whatever_its_clock_says(skew_s: float) -> No
         encode(record("b")),
         encode(record("a")).replace(RUN.encode(), b"another"),
         encode(record("a")).replace(b'"clean"', b'"fine"'),
+        encode(record("a")).replace(b'"clean"', b'"\\u001b[31m\\u202e"'),
         encode(record("a")).replace(b'"version":3', b'"version":-2'),
         encode(record("a")).replace(b'"error":""', b'"error":"\\u001b[31m"'),
     ],
@@ -296,6 +297,7 @@ def test_a_damaged_status_is_one_row(blob: bytes) -> None:
     damaged, sound = rows(store)
     assert (damaged.reader, damaged.state, damaged.is_ready()) == ("a", "damaged", False)
     assert KEYS.status("a") in damaged.error
+    assert damaged.error.isascii() and damaged.error.isprintable()
     assert sound.is_ready(3)
 
 
