@@ -81,5 +81,6 @@ def _check_content(store: Store, key: str, expected: bytes) -> None:
 def _refusal(store: Store, did: str) -> str:
     return (
         f"store {store.url} {did}: two publishers could commit the same version unseen; "
-        "use a store with conditional writes (file:, S3 with If-None-Match, GCS, Azure)"
+        "use a store with conditional writes (file:, S3 with If-None-Match, GCS, Azure), or "
+        "--single-writer (single_writer=True) if nobody else publishes this run"
     )
