@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -34,13 +34,15 @@ def check_object_bytes(object_bytes: int) -> int:
 class FrameWriter:
     """Puts the sections of one frame as objects of at most `object_bytes`, one in memory at a time.
 
-    `seconds` is the time of all puts, hashing included.
+    `named` are the keys that other records need: they are not new, even where their lengths are
+    shown late. `seconds` is the time of all puts, hashing included.
     """
 
     store: Store
     keys: RunKeys
     epoch: int
     object_bytes: int
+    named: Collection[str] = frozenset()
     seconds: float = 0.0
     refs: list[ObjectRef] = field(default_factory=list)
     _made: list[str] = field(default_factory=list)
@@ -90,7 +92,7 @@ class FrameWriter:
         start_s = time.perf_counter()
         ref = ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
         key = self.keys.object(self.epoch, ref.digest)
-        if not self._is_there(key):
+        if key not in self.named and not self._is_there(key):
             self._made.append(key)
         self.store.put(key, memoryview(data))
         self.refs.append(ref)
