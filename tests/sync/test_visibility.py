@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sync.harness import (
     RUN,
+    FaultyStore,
     ManualClock,
     assert_same,
     copy_of,
@@ -18,7 +19,7 @@ from sync.harness import (
 )
 
 from gymfast.errors import ChainError, ConflictError, DeadlineError, NotFoundError, StoreError
-from gymfast.stores import Store
+from gymfast.stores import MemoryStore, Store
 from gymfast.sync.fsck import fsck
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.view import GAP_PATIENCE_S
@@ -221,6 +222,32 @@ def test_I34_a_publisher_starts_where_its_own_writes_are_seen_late() -> None:
     publisher(store, clock=clock)
     clock.now_s += LAG_S
     assert [key for key in store.list("") if "probe" in key] == []
+
+
+@pytest.mark.parametrize("answer", ["failed", "absent"])
+def test_I34_a_claim_survives_a_place_that_it_cannot_read_twice(answer: str) -> None:
+    """Another publisher was faster; its record is seen, and a moment later it is not."""
+    inner, states = MemoryStore(), history(2)
+    publisher(inner).publish(states[0])
+    store = FaultyStore(inner)
+    place, looks = KEYS.record(3), []
+
+    def fault(number: int, operation: str, key: str) -> str:
+        if key == place and operation == "create" and not looks:
+            publisher(inner).publish(states[1])
+            looks.append("create")
+        elif key == place and operation == "get" and looks:
+            looks.append("get")
+            if len(looks) == 3 and answer == "absent":
+                raise NotFoundError(f"get '{key}': not seen")
+            return "before" if len(looks) == 3 else ""
+        return ""
+
+    store.arm(fault)
+    source = publisher(store, clock=ManualClock())
+    assert len(looks) > 3
+    assert (source.epoch, source.version) == (3, 1)
+    assert source.publish(states[2]).version == 2
 
 
 class _Outage(BadVisibilityStore):
