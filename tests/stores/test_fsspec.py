@@ -21,6 +21,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 from sync.harness import RUN, assert_same, history, reader, zeros_like
 
+from gymfast.cli import main
 from gymfast.errors import ConflictError, MissingDependencyError, NotFoundError, StoreError
 from gymfast.stores import Store, check_create_only, open_store
 from gymfast.stores.fsspec_store import FsspecStore
@@ -461,6 +462,21 @@ def test_a_forked_process_is_told(store: FsspecStore, monkeypatch: pytest.Monkey
     monkeypatch.setattr("gymfast.stores.fsspec_calls.os.getpid", lambda: -1)
     with pytest.raises(StoreError, match="was forked"):
         store.size("k")
+
+
+def test_the_command_line_is_told_that_it_is_the_only_publisher(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    save_file({"w": np.arange(100, dtype=np.uint16)}, weights)
+    place = f"fsspec+local://{tmp_path}/runs"
+    words = ["sync", "publish", place, str(weights), "--run", "demo"]
+    assert main(words) == 1
+    assert "--single-writer" in capfd.readouterr().err
+    assert main([*words, "--single-writer"]) == 0
+    copy = tmp_path / "copy.safetensors"
+    assert main(["sync", "pull", place, str(copy), "--run", "demo"]) == 0
+    assert np.array_equal(load_file(copy)["w"], load_file(weights)["w"])
 
 
 def gymfast(*words: str) -> str:
