@@ -48,6 +48,8 @@ _BY_KIND = (
 )
 # Full, too long, not allowed: what a server of FTP says with a number.
 _BY_FTP_CODE = {"530": _CREDENTIALS, "532": _CREDENTIALS, "452": _FULL, "552": _FULL}
+# No such file; and a command that the server does not know, or not for a folder that is not there.
+_ABSENT_FTP_CODES = ("550", "500", "501", "502", "504")
 _LOST = (ConnectionError, TimeoutError, EOFError)
 
 
@@ -90,5 +92,5 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 def _is_failure(error: BaseException) -> bool:
     """True for a lost connection, and for what a server of FTP answers but "no such file"."""
-    is_refusal = isinstance(error, ftplib.Error) and not str(error).startswith("550")
+    is_refusal = isinstance(error, ftplib.Error) and str(error)[:3] not in _ABSENT_FTP_CODES
     return is_refusal or isinstance(error, _LOST)

@@ -71,6 +71,7 @@ class FsspecStore:
         self.num_ahead = 0 if self._protocol in _NEAR else 4
         self._connections = Connections(self._connect, timeout_s, self.url)
         self._settled: set[str] = set()
+        self._is_clipped = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
@@ -128,11 +129,11 @@ class FsspecStore:
                 return b""  # an empty object has no range that could be asked for
             # A byte more than allowed, so that one that never ends is noticed.
             blob = self._read("get", key, range(max_bytes + 1), size)
-            if len(blob) == size:
+            if len(blob) == size and not self._is_clipped:
                 return blob
             size = self._size("get", key)
             if len(blob) == size <= max_bytes:
-                return blob  # it was replaced meanwhile
+                return blob  # it was replaced meanwhile, or could have been
         raise StoreError(
             f"get '{key}' from {self.url}: expected {size} bytes, {len(blob)} came: they were cut "
             "on the way, or the object changes all the time"
@@ -228,6 +229,8 @@ class FsspecStore:
 
     def _read(self, operation: str, key: str, wanted: range, num_expected: int) -> bytes:
         """The bytes of that range that are there."""
+        from fsspec.spec import AbstractBufferedFile
+
         path = self._path(key)
 
         def read(fs: AbstractFileSystem) -> bytes:
@@ -235,6 +238,8 @@ class FsspecStore:
                 blob: bytes = fs.cat_file(path, start=wanted.start, end=wanted.stop)
                 return blob
             with fs.open(path, "rb") as file:
+                # Such files end where they did when they were opened.
+                self._is_clipped = isinstance(file, AbstractBufferedFile)
                 file.seek(wanted.start)
                 return _read_up_to(file, len(wanted))
 

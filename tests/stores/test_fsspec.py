@@ -314,6 +314,7 @@ def test_an_endless_object_is_refused(store: FsspecStore, files: type[Files]) ->
     ("cause", "is_absent", "hint"),
     [
         (ftplib.error_perm("550 no such file"), True, ""),
+        (ftplib.error_perm("501 no such folder"), True, ""),
         (ftplib.error_temp("425 no data connection"), False, "try again"),
         (ftplib.error_perm("530 hunter2-not-for-eyes"), False, "credentials"),
         (ftplib.error_temp("452 no room"), False, "free space"),
