@@ -6,12 +6,11 @@ import ftplib
 import io
 import logging
 import secrets
-import subprocess
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -51,44 +50,6 @@ class TestLocal(StoreContract):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Store:
         return open_store(f"fsspec+local://{tmp_path}/not/yet")
-
-
-@pytest.fixture
-def sftp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """The address of an SFTP server, asked through sshfs."""
-    pytest.importorskip("sshfs", reason="needs sshfs")
-    from ssh_server import serve_sftp, sftp_settings
-
-    sftp_settings(monkeypatch)
-    with serve_sftp(tmp_path / "root") as port:
-        yield f"fsspec+sftp://127.0.0.1:{port}/runs"
-
-
-@pytest.mark.ci
-class TestSftp(StoreContract):
-    is_shared = True
-    num_kills = 2
-    num_thread_rounds = 10
-
-    @pytest.fixture
-    def store(self, sftp: str) -> Store:
-        return open_store(sftp)
-
-
-@pytest.mark.ci
-class TestSftpOfFsspec(StoreContract):
-    """The same server through the client that fsspec brings, over paramiko."""
-
-    num_thread_rounds = 10
-    num_big_chunks = 4
-
-    @pytest.fixture
-    def store(self, sftp: str, monkeypatch: pytest.MonkeyPatch) -> Store:
-        pytest.importorskip("paramiko", reason="needs paramiko")
-        from fsspec.implementations.sftp import SFTPFileSystem
-
-        register(monkeypatch, "sftp", SFTPFileSystem)
-        return open_store(sftp)
 
 
 def register(monkeypatch: pytest.MonkeyPatch, protocol: str, found: type) -> None:
@@ -478,39 +439,3 @@ def test_the_command_line_is_told_that_it_is_the_only_publisher(
     copy = tmp_path / "copy.safetensors"
     assert main(["sync", "pull", place, str(copy), "--run", "demo"]) == 0
     assert np.array_equal(load_file(copy)["w"], load_file(weights)["w"])
-
-
-def gymfast(*words: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "gymfast", "-v", *words], capture_output=True, text=True
-    )
-    return f"{done.returncode}\n{done.stdout}\n{done.stderr}"
-
-
-@pytest.mark.ci
-def test_versions_are_published_and_pulled_over_sftp(
-    sftp: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from ssh_server import PASSWORD
-
-    weights, copy = tmp_path / "w.safetensors", tmp_path / "copy.safetensors"
-    outputs = []
-    for version in range(2):
-        state = {"w": np.arange(100_000, dtype=np.uint16)}
-        state["w"][::97] += version
-        save_file(state, weights)
-        outputs += [
-            gymfast("sync", "publish", sftp, str(weights), "--run", "demo", "--single-writer"),
-            gymfast("sync", "pull", sftp, str(copy), "--run", "demo"),
-        ]
-        assert all(output.startswith("0\n") for output in outputs), outputs
-        assert np.array_equal(load_file(copy)["w"], state["w"])
-    refused = gymfast("sync", "publish", sftp, str(weights), "--run", "demo")
-    assert refused.startswith("1\n"), refused
-    assert "no create-only writes" in refused
-    monkeypatch.setenv("FSSPEC_SFTP_PASSWORD", SECRET)
-    denied = gymfast("sync", "pull", sftp, str(copy), "--run", "demo")
-    assert denied.startswith("1\n"), denied
-    assert "credentials are not accepted" in denied
-    shown = "".join((*outputs, refused, denied))
-    assert not any(secret in shown for secret in (PASSWORD, SECRET))
