@@ -98,6 +98,7 @@ def run_seed(seed: int) -> None:
     most = dict.fromkeys(("list_s", "size_s", "read_s"), LAG_S)
     lags = {name: float(rng.choice([0, 1, most[name]])) for name in most}
     store = unsteady(clock, seed, **lags)
+    store.num_ahead = 4 * (seed % 2)  # a store that is far away
     states = history(7, seed=seed, num_tensors=2, size=40)
     for index in rng.choice(len(states), 2):  # back to an earlier state: the same objects again
         states.append(copy_of(states[index]))
