@@ -413,8 +413,11 @@ def test_bad_input_endless_object(scene: Scene, part: str, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["short", "shifted", "whole", "cut"])
-def test_bad_input_truncated_range(scene: Scene, kind: str) -> None:
+def test_bad_input_truncated_range(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
     """Fewer bytes than asked for, another range, all bytes in place of a range, half a body."""
+    monkeypatch.setattr("gymfast.sync.objects._READ_BYTES", 512)  # so that it is read in ranges
     scene.spoil(Trouble(kind, "GET", "/objects/", count=FOR_EVER))
     scene.pull_fails(DeadlineError, "bytes were cut on the way|does not serve ranges", "/objects/")
     scene.heals()
