@@ -57,6 +57,11 @@ Examples:
     metavar="N",
     help="Deltas between full states.  [default: 50]",
 )
+@click.option(
+    "--single-writer",
+    is_flag=True,
+    help="Nobody else publishes: for a store without create-only writes.",
+)
 @threads_option
 @bwlimit_option
 @key_option
@@ -71,6 +76,7 @@ def command(
     profile: Profile,
     keep: int | None,
     anchor_every: int | None,
+    single_writer: bool,
     threads: int | None,
     bwlimit: int | None,
     key_file: Path | None,
@@ -99,6 +105,7 @@ def command(
         threads=threads,
         keep=keep or DEFAULT_KEEP,
         anchor_every=anchor_every or DEFAULT_ANCHOR_EVERY,
+        single_writer=single_writer,
         max_bytes_per_s=bwlimit,
         key=read_key(key_file),
     )
