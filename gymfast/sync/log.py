@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
@@ -163,28 +163,34 @@ class Log:
             return 0
         return hint.seq if hint.run == self.keys.run else 0
 
-    def load(self, is_enough: Callable[[StateRecord], bool] | None = None) -> list[Entry]:
+    def load(
+        self,
+        is_enough: Callable[[StateRecord], bool] | None = None,
+        starts: Mapping[int, Tip] | None = None,
+    ) -> list[Entry]:
         """The chain from the newest full state for which `is_enough` (None: any) to the end.
 
+        `starts` are places whose full state is known otherwise, and what has to hold there.
         Without such a state it begins with the oldest full state, or the first record. Records
         that are not visible yet, or damaged, end the chain before them. Empty for an empty log.
         Raises ChainError if a record does not follow the one before it.
         """
         floor = self.floor()
         self.damage = ""
+        starts = starts or {}
         newest_first: list[Found] = []
         for seq in reversed([seq for seq in self.places() if seq >= floor]):
             found = self._read_if_sound(seq)
             follows = not newest_first or newest_first[-1][0].seq == seq + 1
             if found is None or not follows:
-                if any(is_full(record) for record, _ in newest_first):
+                if any(_is_start(each, starts) for each in newest_first):
                     break
                 newest_first.clear()
             if found is not None:
                 newest_first.append(found)
-                if is_full(found[0]) and (is_enough is None or is_enough(_state(found[0]))):
+                if _is_start(found, starts) and (is_enough is None or is_enough(_state(found[0]))):
                     break
-        return self._chained(newest_first)
+        return self._chained(newest_first, starts)
 
     def salvaged_tip(self) -> Tip:
         """A tip after everything that is there, damaged or not; its root is unknown.
@@ -236,10 +242,9 @@ class Log:
             return None
         return record, digest
 
-    def _chained(self, newest_first: list[Found]) -> list[Entry]:
+    def _chained(self, newest_first: list[Found], starts: Mapping[int, Tip]) -> list[Entry]:
         while newest_first:
-            record = newest_first[-1][0]
-            if record.seq == 1 or is_full(record):
+            if newest_first[-1][0].seq == 1 or _is_start(newest_first[-1], starts):
                 break
             newest_first.pop()
         entries: list[Entry] = []
@@ -248,8 +253,17 @@ class Log:
                 tip = entries[-1].tip if entries else Tip()
                 entries.append(follow(tip, record, digest, self.keys.run))
             else:
-                entries.append(enter(record, digest, self.keys.run))
+                entries.append(enter(record, digest, self.keys.run, is_start=True))
         return entries
+
+
+def _is_start(found: Found, starts: Mapping[int, Tip]) -> bool:
+    """True if a full state leads to the place of this record."""
+    record, digest = found
+    if is_full(record) or not isinstance(record, StateRecord):
+        return is_full(record)
+    tip = Tip(record.seq, digest, record.epoch, record.version, record.root)
+    return starts.get(record.seq) == tip
 
 
 def _state(record: LogRecord) -> StateRecord:

@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from gymfast.errors import ChecksumError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef, StateRecord
+from gymfast.sync.manifest import (
+    MAX_OBJECT_BYTES,
+    NUMBER_LIMIT,
+    FrameRecord,
+    FrameRef,
+    ObjectRef,
+)
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
@@ -132,7 +138,7 @@ def digest_at(store: Store, key: str) -> str:
     return sha.hexdigest()
 
 
-def read_frame(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[bytes]:
+def read_frame(store: Store, keys: RunKeys, record: FrameRecord) -> Iterator[bytes]:
     """The bytes of a frame, a few MiB at a time; the last piece of an object comes after its check.
 
     A store that is far away is asked for `store.num_ahead` pieces at once.
@@ -175,9 +181,9 @@ class _Task:
         return self.store.get_range(self.key, self.start, length)
 
 
-def _tasks(store: Store, keys: RunKeys, record: StateRecord) -> list[_Task]:
+def _tasks(store: Store, keys: RunKeys, record: FrameRecord) -> list[_Task]:
     return [
-        _Task(store, keys.object(record.epoch, ref.digest), ref, start)
+        _Task(store, keys.of(record).object(record.epoch, ref.digest), ref, start)
         for ref in record.frame.objects
         for start in range(0, ref.num_bytes, _READ_BYTES)
     ]

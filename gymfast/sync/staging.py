@@ -19,7 +19,7 @@ from gymfast.stores.base import Store
 from gymfast.sync.budget import require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import StateRecord
+from gymfast.sync.manifest import FrameRecord
 from gymfast.sync.objects import read_frame
 
 Advance = Callable[[int, int], None]
@@ -137,7 +137,7 @@ class Stager:
         self.verify_s += time.perf_counter() - start_s
         return StagedFrame(step, info, held)
 
-    def _read(self, record: StateRecord, tick: Callable[[int], None]) -> _Bytes:
+    def _read(self, record: FrameRecord, tick: Callable[[int], None]) -> _Bytes:
         pieces = self._pieces(record, tick)
         if self._folder is None:
             return _Bytes(b"".join(pieces))
@@ -149,7 +149,7 @@ class Stager:
             stack.pop_all()
         return _Bytes(file=file)
 
-    def _pieces(self, record: StateRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
+    def _pieces(self, record: FrameRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
         for piece in read_frame(self._store, self._keys, record):
             tick(len(piece))
             yield piece

@@ -175,6 +175,7 @@ class Subscriber:
             self._last_error = ""
         except BaseException as error:
             self._last_error = str(error)
+            self._fetcher.distrust(staged.plan)
             raise
         finally:
             self._view.set_applied(self._installer.applied)
