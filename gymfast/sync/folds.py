@@ -73,9 +73,7 @@ def read_useful(
     except StoreError as error:
         _log.warning("run '%s' is read without its folds: %s", log.keys.run, error)
         return ()
-    useful = [
-        s for s in found if first <= (s.version if s.is_full else s.base) and s.version <= last
-    ]
+    useful = [s for s in found if first <= s.start and s.version <= last]
     useful.sort(key=lambda span: (span.is_full, span.version - span.base, span.version))
     chosen = useful[-MAX_READ:]
     if log.store.num_ahead == 0 or len(chosen) < 2:

@@ -100,6 +100,11 @@ class Span:
         return f"{base}-{self.version:020d}"
 
     @property
+    def start(self) -> int:
+        """The version that a reader has to hold; that of the fold itself for a full state."""
+        return self.version if self.is_full else self.base
+
+    @property
     def is_full(self) -> bool:
         """True if the fold needs no base."""
         return self.base < 0
