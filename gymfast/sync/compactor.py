@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from gymfast.delta.encode import Profile
-from gymfast.errors import ChainError, GymfastError, StoreError
+from gymfast.errors import ChainError, GymfastError, NotFoundError, StoreError
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
 from gymfast.sync.checkpoint_target import CheckpointTarget
@@ -93,14 +93,18 @@ class Compactor:
     def work(self) -> Iterator[FoldReport]:
         """Makes all folds that are due, one after the other.
 
-        Raises ChainError and FormatError for a log that cannot be followed, StoreError and
-        DeadlineError. What is not finished then is done by the next call.
+        Raises NotFoundError for a run without versions, ChainError and FormatError for a log that
+        cannot be followed, StoreError and DeadlineError. What is not finished then is done by the next call.
         """
         newest = self._head.poll()
+        if newest is None:
+            raise NotFoundError(
+                f"run '{self._log.keys.run}' in {self._store.url} has no version yet"
+            )
         version = self._head.version
         if version is not None and version % self._every == 0 and version != self._done:
             yield from self._fold_at(version)
-        while newest is not None and (target := self._next(newest)) is not None:
+        while (target := self._next(newest)) is not None:
             yield from self._fold_at(self._advance(target))
 
     def close(self) -> None:

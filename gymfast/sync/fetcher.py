@@ -90,15 +90,20 @@ class Fetcher:
         self._folds.distrust(plan)
 
     def _plan_with_folds(self, target: int | None, costs: Costs) -> Plan:
-        """The plan; folds are looked for where it has many frames, or there is none."""
+        """The plan; folds are looked for where it has many frames, or the log is damaged."""
+        plan = failure = None
         try:
             plan = self._plan(target, costs)
-        except ChainError:
-            if not self._folds.look_if_useful(None, target):
-                raise
-            self._view.reload()
+        except ChainError as error:
+            failure = error
+        is_broken = failure is not None or bool(self._log.damage)
+        if self._folds.look_if_useful(None if is_broken else plan, target):
+            if is_broken:
+                self._view.reload()
             return self._plan(target, costs)
-        return self._plan(target, costs) if self._folds.look_if_useful(plan, target) else plan
+        if plan is None:
+            raise failure or ChainError("there is no plan")
+        return plan
 
     def _plan(self, target: int | None, costs: Costs) -> Plan:
         """The plan; where there is none, the error also says what is damaged or lost."""

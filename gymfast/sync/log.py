@@ -34,7 +34,8 @@ Found = tuple[LogRecord, str]
 class Log:
     """The records of one run; `key` checks their signatures.
 
-    `damage` tells of a damaged record that the newest look at the log met; "" if it met none.
+    `damage` tells of a damaged or missing record that the newest look at the log met; "" if it met
+    none.
     `is_single_writer` allows a store without create-only writes: a look, then a put.
     """
 
@@ -185,6 +186,8 @@ class Log:
             if found is None or not follows:
                 if any(_is_start(each, starts) for each in newest_first):
                     break
+                if found is not None:
+                    self._note_gap(seq + 1)
                 newest_first.clear()
             if found is not None:
                 newest_first.append(found)
@@ -229,6 +232,10 @@ class Log:
             _log.warning("place %d of run '%s' is ignored: %s", seq, self.keys.run, error)
             return False
         return True
+
+    def _note_gap(self, seq: int) -> None:
+        what = f"record {seq} of run '{self.keys.run}' is missing, but there are later ones"
+        self.damage = self.damage or what
 
     def _read_if_sound(self, seq: int) -> Found | None:
         try:

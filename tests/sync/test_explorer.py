@@ -36,8 +36,17 @@ def test_the_explorer_finds_the_bug_in_a_publisher_that(name):
         explorer.explore(explorer.BROKEN[name](), World(faults_left=1, crashes_left=0))
 
 
-def test_i26_retention_never_breaks_a_reader_that_holds_a_lease():
-    assert explorer_retention.explore() > 10_000
+@pytest.mark.parametrize(
+    ("readers", "least"),
+    [
+        ("of the log", 100_000),
+        ("of folds", 5_000),
+        pytest.param("of both", 100_000, marks=pytest.mark.ci),
+        pytest.param("of any kind", 300_000, marks=pytest.mark.long),
+    ],
+)
+def test_i26_retention_never_breaks_a_reader_that_holds_a_lease(readers, least):
+    assert explorer_retention.explore(start=explorer_retention.STARTS[readers]) > least
 
 
 @pytest.mark.parametrize("name", explorer_retention.BROKEN)
