@@ -1,6 +1,6 @@
 """Folds many versions of a run into one frame each, and full states, beside the publisher.
 
-Source: docs/sync-protocol.md section 9.
+Source: docs/sync-protocol.md section 15.
 """
 
 from __future__ import annotations
@@ -94,7 +94,8 @@ class Compactor:
         """Makes all folds that are due, one after the other.
 
         Raises NotFoundError for a run without versions, ChainError and FormatError for a log that
-        cannot be followed, StoreError and DeadlineError. What is not finished then is done by the next call.
+        cannot be followed, StoreError and DeadlineError. What is not finished then is done by the
+        next call.
         """
         newest = self._head.poll()
         if newest is None:

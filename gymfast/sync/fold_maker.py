@@ -1,6 +1,6 @@
 """Makes one fold: the frame between two checkpoints, offered if it pays.
 
-Source: docs/sync-protocol.md section 9.
+Source: docs/sync-protocol.md section 15.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads and writes folds: frames that lead over many versions at once (docs/sync-protocol.md, 9).
+"""Reads and writes folds: frames that lead over many versions at once (docs/sync-protocol.md, 15).
 
 A fold is advice: it is used where it fits the log, and what is wrong with one is a warning.
 """

@@ -460,3 +460,36 @@ def test_a_wait_that_ends_says_what_the_newest_version_is(store: Path, gymfast: 
     result = gymfast("sync", "pull", store, "r", *RUN, "--version", "99", "--timeout", "0.01")
     assert result.code == 4
     assert "waiting for version 99 of run" in result.err and "(the newest is " in result.err
+
+
+def test_compact_folds_versions_for_readers_far_behind(
+    versions: list[str], gymfast: Gymfast
+) -> None:
+    assert gymfast("sync", "publish", "store", *versions, *RUN).code == 0
+    options = ("--every", "2", "--levels", "1", "--anchors", "4", "--once")
+    done = gymfast("sync", "compact", "store", "folds", *RUN, *options)
+    assert done.code == 0, done
+    lines = done.out.splitlines()
+    assert lines[0].startswith("fold of versions 1 to 2: ")
+    assert " in place of 2 frames of " in lines[0]
+    assert lines[2].startswith("full state of version 4: ")
+    assert gymfast("sync", "compact", "store", "folds", *RUN, *options).out == ""
+    status = gymfast("sync", "status", "store", *RUN).out
+    assert "folds: 3 of " in status
+    assert "up to version 4, full states of version 4" in status
+    assert len(gymfast("sync", "status", "store", *RUN, "--json").json["folds"]) == 3
+    pulled = gymfast("sync", "pull", "store", "late.safetensors", *RUN, "--json").json
+    assert (pulled["version"], pulled["kind"], pulled["num_deltas"]) == (4, "anchor", 0)
+    assert weights_of("late.safetensors") == weights_of(versions[4])
+    report = gymfast("sync", "gc", "store", *RUN, "--keep", "1", "--dry-run")
+    assert report.code == 0
+    assert gymfast("sync", "fsck", "store", *RUN).code == 0
+
+
+def test_compact_says_what_is_wrong(store: Path, gymfast: Gymfast) -> None:
+    odd = gymfast("sync", "compact", "store", "folds", *RUN, "--every", "4", "--anchors", "6")
+    assert odd.code == 2
+    assert "no multiple" in odd.err
+    absent = gymfast("sync", "compact", "nowhere", "folds", *RUN, "--once")
+    assert absent.code == 5
+    assert "no version yet" in absent.err

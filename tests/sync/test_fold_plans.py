@@ -1,4 +1,4 @@
-"""Plans over folds, and which folds retention may delete (sync-protocol.md sections 8, 9)."""
+"""Plans over folds, and which folds retention may delete (sync-protocol.md sections 8, 15)."""
 
 from __future__ import annotations
 
