@@ -486,6 +486,33 @@ def test_compact_folds_versions_for_readers_far_behind(
     assert gymfast("sync", "fsck", "store", *RUN).code == 0
 
 
+@pytest.mark.ci
+def test_compact_waits_for_the_run_and_follows_it_until_it_is_interrupted(
+    versions: list[str], gymfast: Gymfast
+) -> None:
+    words = ["sync", "compact", "store", "folds", *RUN, "--every", "2", "--interval", "0.05"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "gymfast", *words, "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        assert "not in store yet" in process.stderr.readline()
+        assert "no version yet" in process.stderr.readline()
+        assert gymfast("sync", "publish", "store", *versions, *RUN).code == 0
+        found = [json.loads(process.stdout.readline()) for _ in range(2)]
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert [(f["base_version"], f["version"]) for f in found] == [(0, 2), (2, 4)]
+    assert found[0]["schema"] == "gymfast.sync.compact/1"
+    assert process.returncode == 130
+
+
 def test_compact_says_what_is_wrong(store: Path, gymfast: Gymfast) -> None:
     odd = gymfast("sync", "compact", "store", "folds", *RUN, "--every", "4", "--anchors", "6")
     assert odd.code == 2
