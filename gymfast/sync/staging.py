@@ -19,8 +19,9 @@ from gymfast.stores.base import Store
 from gymfast.sync.budget import require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import FrameRecord
-from gymfast.sync.objects import read_frame
+from gymfast.sync.manifest import FoldRecord, FrameRecord
+from gymfast.sync.objects import FrameReads
+from gymfast.sync.requests import Requests
 
 Advance = Callable[[int, int], None]
 
@@ -103,6 +104,8 @@ class Stager:
         self._keys = keys
         self._folder = folder
         self._max_bytes = max_bytes
+        self._requests = Requests(store)
+        self._ahead: dict[str, FrameReads] = {}
         self.verify_s = 0.0
 
     def require_room(self, plan: Plan) -> None:
@@ -118,6 +121,26 @@ class Stager:
                 f"frames of {plan.num_bytes} bytes are to be staged in {self._folder}, which has "
                 f"{free} bytes free: make room, or name another staging_dir"
             )
+
+    def expect(self, record: FrameRecord) -> None:
+        """Begins to read a frame that is likely to be fetched next, where the store is far away.
+
+        At most one frame is begun beside the one that is fetched.
+        """
+        if self._requests.is_far and _name_of(record) not in self._ahead:
+            self._ahead[_name_of(record)] = reads = self._reads(record)
+            reads.start()
+
+    def drop_expected(self) -> None:
+        """Forgets what was begun and not fetched."""
+        for reads in self._ahead.values():
+            reads.cancel()
+        self._ahead.clear()
+
+    def close(self) -> None:
+        """Gives the threads back."""
+        self.drop_expected()
+        self._requests.close()
 
     def fetch(self, step: Step, tick: Callable[[int], None], *, is_decoded: bool) -> StagedFrame:
         """One frame, checked against its record; `tick` is told the bytes of each piece.
@@ -150,9 +173,23 @@ class Stager:
         return _Bytes(file=file)
 
     def _pieces(self, record: FrameRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
-        for piece in read_frame(self._store, self._keys, record):
-            tick(len(piece))
-            yield piece
+        reads = self._ahead.pop(_name_of(record), None) or self._reads(record)
+        try:
+            for piece in reads.pieces():
+                tick(len(piece))
+                yield piece
+        finally:
+            reads.cancel()
+
+    def _reads(self, record: FrameRecord) -> FrameReads:
+        return FrameReads(self._store, self._keys, record, self._requests.threads)
+
+
+def _name_of(record: FrameRecord) -> str:
+    """What tells a record from all others of the run."""
+    if isinstance(record, FoldRecord):
+        return f"{record.base_version} {record.version}"
+    return record.nonce
 
 
 def _check_info(step: Step, info: FrameInfo) -> None:

@@ -59,9 +59,10 @@ class Cleaner(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Wants the records from `first` to `last`, or a fold whose base lies at `first`.
+    """Wants the records from `first` to `last`, of which it has read `num_read`, or a fold whose
+    base lies at `first`; `kind` says which of the two, or "any".
 
-    It may read them from when it is let through. `kind` says which of the two, or "any".
+    It relies on the rest being there from when it is let through.
     """
 
     kind: str = "any"
@@ -70,6 +71,7 @@ class Reader(NamedTuple):
     fold: Span = Span(-1, -1)
     num_done: int = 0
     is_let_through: bool = False
+    num_read: int = 0
 
 
 class World(NamedTuple):
@@ -91,6 +93,7 @@ class Rules:
     reader_steps: tuple[str, ...] = ("lease", "check")
     folds_heed_leases: bool = True
     fold_lease_after: int = 0  # places after that of its base
+    reads_early: bool = True
 
 
 class ViolationError(AssertionError):
@@ -164,30 +167,44 @@ def _clean(world: World, cleaner: Cleaner, rules: Rules) -> Iterator[tuple[Clean
 
 
 def _read(world: World, reader: Reader, rules: Rules) -> Iterator[Reader]:
-    idle, length = Reader(reader.kind), world.length
+    """The next step to be let through, or a read of what is wanted: both go on at once.
+
+    Who misses something before it is let through plans again.
+    """
+    idle = Reader(reader.kind)
     if not reader.first:
-        if reader.kind != "fold":
-            yield idle._replace(first=floor_of(the_log().records[:length], 1), last=length)
-        newest = max(span.version for span, _ in folds_of(length)) if folds_of(length) else 0
-        for span, place in () if reader.kind == "log" else folds_of(length):
-            is_wanted = reader.kind == "any" or span.version == newest
-            if is_wanted and span not in world.gone_folds:
-                yield idle._replace(first=place + rules.fold_lease_after, fold=span)
+        yield from _wishes(world, reader.kind, rules)
         return
-    if reader.is_let_through:
-        yield idle
-        return
-    step = rules.reader_steps[reader.num_done]
-    if step == "check" and world.mark > reader.first:
-        yield idle
-        return
-    num_done = reader.num_done + 1
-    yield reader._replace(num_done=num_done, is_let_through=num_done == len(rules.reader_steps))
+    if not reader.is_let_through:
+        num_done = reader.num_done + 1
+        is_let_through = num_done == len(rules.reader_steps)
+        if rules.reader_steps[reader.num_done] == "check" and world.mark > reader.first:
+            yield idle
+        else:
+            yield reader._replace(num_done=num_done, is_let_through=is_let_through)
+    if reader.is_let_through or rules.reads_early:
+        seq = reader.first + reader.num_read
+        is_missed = seq in world.gone and not reader.is_let_through
+        is_over = not reader.last or is_missed or seq == reader.last
+        yield idle if is_over else reader._replace(num_read=reader.num_read + 1)
+
+
+def _wishes(world: World, kind: str, rules: Rules) -> Iterator[Reader]:
+    """What a reader may want now: the records from the floor on, or a fold."""
+    idle, length = Reader(kind), world.length
+    if kind != "fold":
+        yield idle._replace(first=floor_of(the_log().records[:length], 1), last=length)
+    newest = max((span.version for span, _ in folds_of(length)), default=0)
+    for span, place in () if kind == "log" else folds_of(length):
+        is_wanted = kind == "any" or span.version == newest
+        if is_wanted and span not in world.gone_folds:
+            yield idle._replace(first=place + rules.fold_lease_after, fold=span)
 
 
 def _check(world: World) -> None:
     for reader in world.readers:
-        if reader.is_let_through and world.gone & set(range(reader.first, reader.last + 1)):
+        rest = set(range(reader.first + reader.num_read, reader.last + 1))
+        if reader.is_let_through and reader.last and world.gone & rest:
             raise ViolationError("a reader with a lease finds a record gone")
         if reader.is_let_through and reader.fold in world.gone_folds:
             raise ViolationError("a reader with a lease finds its fold gone")
