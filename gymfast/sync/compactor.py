@@ -199,7 +199,7 @@ class Compactor:
         self._done = version
 
     def _bring(self, base: Subscriber, version: int, report: FoldReport | None) -> None:
-        """Brings a base to a version, as any reader; so the fold just made is read back and proven."""
+        """Brings a base to a version, as any reader: so the fold just made is proven."""
         if base.version is not None and base.version > version:
             return
         try:

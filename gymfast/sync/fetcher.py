@@ -15,7 +15,7 @@ from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import FoldRecord, StateRecord
 from gymfast.sync.requests import Pending
-from gymfast.sync.staging import Advance, Staged, StagedFrame, Stager
+from gymfast.sync.staging import Advance, Staged, StagedFrame, Stager, name_of
 from gymfast.sync.view import View
 
 _FIRST_PAUSE_S = 0.05
@@ -101,7 +101,7 @@ class Fetcher:
                     self._require_kept(plan)
                 return self._fetch_all(plan, is_decoded=is_decoded)
             except _BadFoldError:
-                self._stager.drop_expected()
+                continue
             except _PlanAgainError as error:
                 _log.warning("run '%s': planning again: %s", self._log.keys.run, error)
                 num_overtaken += len(self._unusable) == num_unusable
@@ -169,6 +169,7 @@ class Fetcher:
     def _fetch_all(self, plan: Plan, *, is_decoded: bool) -> Staged:
         start_s, verify_before = time.perf_counter(), self._stager.verify_s
         self._num_bytes = 0
+        self._stager.drop_expected(but=[name_of(step.record) for step in plan.steps])
         with ExitStack() as stack:
             frames: list[StagedFrame] = []
             for step, following in pairwise((*plan.steps, None)):

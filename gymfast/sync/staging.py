@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,7 @@ from gymfast.sync.objects import FrameReads
 from gymfast.sync.requests import Requests
 
 Advance = Callable[[int, int], None]
+_MAX_EXPECTED = 2
 
 
 class _Bytes:
@@ -125,17 +126,18 @@ class Stager:
     def expect(self, record: FrameRecord) -> None:
         """Begins to read a frame that is likely to be fetched next, where the store is far away.
 
-        At most one frame is begun beside the one that is fetched.
+        Of those that are not fetched yet, two are begun; more are not.
         """
-        if self._requests.is_far and _name_of(record) not in self._ahead:
-            self._ahead[_name_of(record)] = reads = self._reads(record)
+        name = name_of(record)
+        is_new = name not in self._ahead and len(self._ahead) < _MAX_EXPECTED
+        if self._requests.is_far and is_new:
+            self._ahead[name] = reads = self._reads(record)
             reads.start()
 
-    def drop_expected(self) -> None:
-        """Forgets what was begun and not fetched."""
-        for reads in self._ahead.values():
-            reads.cancel()
-        self._ahead.clear()
+    def drop_expected(self, but: Collection[str] = ()) -> None:
+        """Forgets what was begun and not fetched; `but` are the names of records that stay."""
+        for name in self._ahead.keys() - set(but):
+            self._ahead.pop(name).cancel()
 
     def close(self) -> None:
         """Gives the threads back."""
@@ -173,7 +175,7 @@ class Stager:
         return _Bytes(file=file)
 
     def _pieces(self, record: FrameRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
-        reads = self._ahead.pop(_name_of(record), None) or self._reads(record)
+        reads = self._ahead.pop(name_of(record), None) or self._reads(record)
         try:
             for piece in reads.pieces():
                 tick(len(piece))
@@ -185,7 +187,7 @@ class Stager:
         return FrameReads(self._store, self._keys, record, self._requests.threads)
 
 
-def _name_of(record: FrameRecord) -> str:
+def name_of(record: FrameRecord) -> str:
     """What tells a record from all others of the run."""
     if isinstance(record, FoldRecord):
         return f"{record.base_version} {record.version}"

@@ -53,7 +53,7 @@ def test_the_explorer_finds_the_bug_in_a_publisher_that(name):
 @pytest.mark.parametrize(
     ("readers", "reads_early", "least"),
     [
-        ("of the log", False, 10_000),
+        pytest.param("of the log", False, 10_000, marks=pytest.mark.ci),
         ("of the log", True, 10_000),
         ("of folds", True, 5_000),
         pytest.param("of both", False, 100_000, marks=pytest.mark.ci),

@@ -151,10 +151,27 @@ def test_a_reader_that_waits_looks_again_before_it_has_an_answer(far):
     assert_same(live, states[1])
 
 
-def test_many_missed_versions_are_read_side_by_side(far):
+def test_many_missed_versions_are_read_side_by_side_but_no_more_than_two_ahead(far):
     states, source, follower, live = following(far)
     for weights in states[1:]:
         source.publish(weights)
+    objects = set(far.list(KEYS.objects_prefix))
+    is_first, others = threading.Event(), threading.Event()
+    asked: set[str] = set()
+
+    def gate(operation: str, key: str) -> None:
+        if operation == "get" and key in objects:
+            with far.lock:
+                asked.add(key)
+                if len(asked) == 2:
+                    others.set()
+                is_mine = not is_first.is_set()
+                is_first.set()
+            if is_mine:
+                assert others.wait(TIMEOUT_S), "the second version waits for the first one"
+                assert len(asked) == 2
+
+    far.gate = gate
     assert follower.pull().num_deltas == 4
     assert_same(live, states[4])
 
