@@ -16,7 +16,12 @@ from gymfast.stores.base import Store
 from gymfast.sync.chain import is_full
 from gymfast.sync.fsck_folds import find_bad_folds, object_problem
 from gymfast.sync.fsck_log import Finding, LogCheck, check_log
-from gymfast.sync.fsck_strays import find_bad_leases, find_loose, find_strays
+from gymfast.sync.fsck_strays import (
+    find_bad_leases,
+    find_bad_statuses,
+    find_loose,
+    find_strays,
+)
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import MAX_SMALL_RECORD_BYTES, ObjectRef, StateRecord, parse_hint
@@ -71,6 +76,7 @@ def fsck(
         *find_strays(log, found),
         *find_bad_folds(log, found, reads_objects=reads_objects),
         *find_bad_leases(log, int(time.time() * 1e6)),
+        *find_bad_statuses(log),
         *_check_hint(store, keys, found),
     ]
     return _report(found, run, findings, floor=log.floor(found.last), num_objects=len(refs))
