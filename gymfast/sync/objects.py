@@ -16,7 +16,13 @@ from dataclasses import dataclass, field
 from gymfast.errors import ChecksumError, ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store, shows_puts
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef, StateRecord
+from gymfast.sync.manifest import (
+    MAX_OBJECT_BYTES,
+    NUMBER_LIMIT,
+    FrameRecord,
+    FrameRef,
+    ObjectRef,
+)
 from gymfast.sync.requests import REQUESTS_PER_AHEAD
 
 DEFAULT_OBJECT_BYTES = 64 << 20
@@ -197,7 +203,7 @@ def digest_at(store: Store, key: str) -> str:
     return sha.hexdigest()
 
 
-def read_frame(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[bytes]:
+def read_frame(store: Store, keys: RunKeys, record: FrameRecord) -> Iterator[bytes]:
     """The bytes of a frame, a few MiB at a time; the last piece of an object comes after its check.
 
     A store that is far away is asked for several pieces at once: up to `store.num_ahead` times
@@ -219,7 +225,7 @@ class FrameReads:
     """The reads of one frame; `start` sends the first ones before anybody waits for them."""
 
     def __init__(
-        self, store: Store, keys: RunKeys, record: StateRecord, threads: ThreadPoolExecutor | None
+        self, store: Store, keys: RunKeys, record: FrameRecord, threads: ThreadPoolExecutor | None
     ) -> None:
         """Nothing is asked for yet; without `threads` each piece is when it is wanted."""
         self._tasks = deque(_tasks(store, keys, record))
@@ -317,10 +323,10 @@ class _Task:
             )
 
 
-def _tasks(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[_Task]:
+def _tasks(store: Store, keys: RunKeys, record: FrameRecord) -> Iterator[_Task]:
     """Over a long way what fits one request is read with one: its length comes with it."""
     for ref in record.frame.objects:
-        key = keys.object(record.epoch, ref.digest)
+        key = keys.of(record).object(record.epoch, ref.digest)
         is_whole = store.num_ahead > 0 and ref.num_bytes <= _READ_BYTES
         if not is_whole:
             yield _Task(store, key, ref, 0, 0)
