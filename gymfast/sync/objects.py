@@ -17,7 +17,13 @@ from gymfast.errors import ChecksumError, ConflictError, FormatError, NotFoundEr
 from gymfast.stores.base import Store, shows_puts
 from gymfast.sync.budget import Reading
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef, StateRecord
+from gymfast.sync.manifest import (
+    MAX_OBJECT_BYTES,
+    NUMBER_LIMIT,
+    FrameRecord,
+    FrameRef,
+    ObjectRef,
+)
 from gymfast.sync.requests import REQUESTS_PER_AHEAD
 
 DEFAULT_OBJECT_BYTES = 64 << 20
@@ -204,7 +210,7 @@ def reading_for(store: Store, room_bytes: int | None = None) -> Reading:
 
 
 def read_frame(
-    store: Store, keys: RunKeys, record: StateRecord, reading: Reading | None = None
+    store: Store, keys: RunKeys, record: FrameRecord, reading: Reading | None = None
 ) -> Iterator[bytes]:
     """The bytes of a frame, piece by piece; the last piece of an object comes after its check.
 
@@ -230,7 +236,7 @@ class FrameReads:
         self,
         store: Store,
         keys: RunKeys,
-        record: StateRecord,
+        record: FrameRecord,
         threads: ThreadPoolExecutor | None,
         reading: Reading | None = None,
     ) -> None:
@@ -334,10 +340,10 @@ class _Task:
             )
 
 
-def _tasks(store: Store, keys: RunKeys, record: StateRecord, piece_bytes: int) -> Iterator[_Task]:
+def _tasks(store: Store, keys: RunKeys, record: FrameRecord, piece_bytes: int) -> Iterator[_Task]:
     """Over a long way what fits one request is read with one: its length comes with it."""
     for ref in record.frame.objects:
-        key = keys.object(record.epoch, ref.digest)
+        key = keys.of(record).object(record.epoch, ref.digest)
         is_whole = store.num_ahead > 0 and ref.num_bytes <= piece_bytes
         if not is_whole:
             yield _Task(store, key, ref, 0, 0)

@@ -10,7 +10,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gymfast.sync.chain import is_full
+from gymfast.sync.keys import Span
 from gymfast.sync.manifest import EpochRecord, LeaseRecord, LogRecord, StateRecord
+
+NUM_FULL_FOLDS = 2
+"""Full states of compactors that stay: the newest, and the one before for who reads it just now."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,31 @@ def lowest_lease(leases: Iterable[LeaseRecord], now_us: int, grace_us: int) -> i
 def limited(floor: int, lease: int | None) -> int:
     """The floor that leaves everything a lease needs."""
     return floor if lease is None else min(floor, lease)
+
+
+def version_at(records: Iterable[LogRecord], seq: int) -> int:
+    """The version that holds at a place of the log; -1 if no record says."""
+    states = (r for r in records if isinstance(r, StateRecord) and r.seq <= seq)
+    return max((record.version for record in states), default=-1)
+
+
+def passed_folds(
+    spans: Iterable[Span], finished: Collection[Span], lowest: int, leased: int | None
+) -> frozenset[Span]:
+    """The folds that nobody needs any more.
+
+    Those whose base, or full state, is older than version `lowest`, which holds at the floor; of
+    the full states also those that two later ones of the `finished` make superfluous, unless a
+    reader has a lease from version `leased` on.
+    """
+    full = sorted(span.version for span in finished if span.is_full)
+    oldest_full = full[-NUM_FULL_FOLDS] if len(full) > NUM_FULL_FOLDS else -1
+    if leased is not None:
+        oldest_full = min(oldest_full, leased)
+    lowest_full = max(lowest, oldest_full)
+    return frozenset(
+        span for span in spans if span.start < (lowest_full if span.is_full else lowest)
+    )
 
 
 def deletion(

@@ -7,10 +7,10 @@ from collections.abc import Callable, Collection, Iterator
 from itertools import count
 
 from gymfast.errors import ChainError, FormatError, NotFoundError
-from gymfast.sync.chain import Costs, Entry, Plan, Tip, follow, is_full, plan
+from gymfast.sync.chain import Costs, Entry, Plan, Tip, end_of, follow, is_full, needs_no_base, plan
 from gymfast.sync.clock import Clock
 from gymfast.sync.log import Found, Log
-from gymfast.sync.manifest import VersionRecord
+from gymfast.sync.manifest import FoldRecord, VersionRecord
 from gymfast.sync.requests import Pending
 from gymfast.sync.watching import watch
 
@@ -26,9 +26,9 @@ class View:
 
     `held` is the newest place this reader has ever served: nothing older is accepted. `applied`
     is the exact state that the target has, None if it has none or may be broken. `created_us` is
-    when the newest record known was made, by its publisher's clock; None if that is unknown.
-    `on_next` is told of a version that follows what is held or known, and of the oldest record
-    needed to get there, before the floor is looked at.
+    when the newest record known was made, by its publisher's clock; None if that is unknown. Plans
+    may use `folds`. `on_next` is told of a version that follows what is held or known, and of the
+    oldest record needed to get there, before the floor is looked at.
     """
 
     def __init__(self, log: Log, clock: Clock, held: Tip | None) -> None:
@@ -41,6 +41,7 @@ class View:
         self.held = held
         self.applied: Tip | None = None
         self.entries: list[Entry] = []
+        self.folds: tuple[FoldRecord, ...] = ()
         self.moved_s = clock.monotonic_s()
         self.created_us: int | None = None
         self._is_age_known = False
@@ -129,7 +130,7 @@ class View:
 
     def reload(self) -> None:
         """Forgets the entries and begins with the newest full state."""
-        entries = self._log.load()
+        entries = self._log.load(starts=self._starts)
         self._check_continues(entries)
         if entries and (self.held is None or entries[-1].tip.seq >= self.held.seq):
             self.entries = self._after_applied(entries)
@@ -150,19 +151,26 @@ class View:
                 at_least=at_least,
                 costs=costs,
                 unusable=unusable,
+                folds=self.folds,
             )
 
         try:
             return planned(self.entries, target)
         except ChainError:
             older = self._log.load(
-                lambda r: r.seq not in unusable and (target is None or r.version <= target)
+                lambda r: r.seq not in unusable and (target is None or r.version <= target),
+                self._starts,
             )
             self._check_continues(older)
             entries = self._after_applied(older)
             if target is not None or not unusable:
                 return planned(entries, target)
             return self._newest_reachable(planned, entries)
+
+    @property
+    def _starts(self) -> dict[int, Tip]:
+        """Places at which the log may be entered, as a fold leads there from nothing."""
+        return {fold.seq: end_of(fold) for fold in self.folds if needs_no_base(fold)}
 
     @property
     def _end(self) -> Tip | None:
