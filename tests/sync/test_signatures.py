@@ -23,7 +23,7 @@ from sync.logs import sample_log
 from gymfast.errors import ConflictError, FormatError
 from gymfast.key_file import read_key_file, read_shared_key_file
 from gymfast.stores.memory import MemoryStore
-from gymfast.sync import collect
+from gymfast.sync import Compactor, collect
 from gymfast.sync.fsck import fsck
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import NUMBER_MAC, encode, parse_log_record, sign
@@ -330,3 +330,8 @@ def test_without_the_package_the_error_names_the_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], input=PUBLIC, capture_output=True)
     assert b"pip install 'gymfast[sign]'" in done.stdout, done.stderr
+
+
+def test_a_compactor_needs_the_private_key(store, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="public keys only"):
+        Compactor(store, RUN, tmp_path, key=PUBLIC)
