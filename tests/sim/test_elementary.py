@@ -1,4 +1,4 @@
-"""The specified logarithm, exponential and normal quantile: error bounds, and the same bits in C++."""
+"""The specified log, exp and normal quantile: error bounds, and the same bits in C++."""
 
 from __future__ import annotations
 
@@ -16,11 +16,48 @@ from gymfast_sim import elementary
 Floats = NDArray[np.float64]
 
 EDGES = np.array(
-    [0.0, -0.0, 5e-324, 2.0**-1074 * 3, 2.0**-1022, np.nextafter(2.0**-1022, 0), 2.0**-53, 0.5]
-    + [math.sqrt(0.5), np.nextafter(math.sqrt(0.5), 0), 1.0, np.nextafter(1, 0), np.nextafter(1, 2)]
-    + [2.0, math.e, 1.7976931348623157e308, np.inf, -np.inf, np.nan, -1.0, -5e-324]
-    + [709.782712893384, 709.7827128933841, 710.0, 710.5, -708.5, -745.13321910194, -745.2, -746.5]
-    + [0.075, 0.925, np.nextafter(0.075, 0), np.nextafter(0.925, 1), 1 - 2.0**-53, 1e300, -1e300]
+    [
+        *(
+            0.0,
+            -0.0,
+            5e-324,
+            2.0**-1074 * 3,
+            2.0**-1022,
+            np.nextafter(2.0**-1022, 0),
+            2.0**-53,
+            0.5,
+        ),
+        *(
+            math.sqrt(0.5),
+            np.nextafter(math.sqrt(0.5), 0),
+            1.0,
+            np.nextafter(1, 0),
+            np.nextafter(1, 2),
+        ),
+        *(
+            2.0,
+            math.e,
+            1.7976931348623157e308,
+            np.inf,
+            -np.inf,
+            np.nan,
+            -1.0,
+            -5e-324,
+            1e300,
+            -1e300,
+        ),
+        *(
+            709.782712893384,
+            709.7827128933841,
+            710.0,
+            710.5,
+            -708.5,
+            -745.13321910194,
+            -745.2,
+            -746.5,
+        ),
+        *(0.075, 0.925, np.nextafter(0.075, 0), np.nextafter(0.925, 1), 1 - 2.0**-53),
+    ]
 )
 PAIRS: dict[str, tuple[Callable[[Floats], Floats], Callable[[Floats, Floats], None]]] = {
     "log": (elementary.log, _core.sim_log_each),
