@@ -7,11 +7,11 @@ process: SimPy keeps the clock and the order. Needs `gymfast[sim]`.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable
 from typing import Any
 
 import simpy
-from simpy.core import EmptySchedule
 
 from gymfast.sandbox.policy import Policy
 from gymfast_sim.asking import Asking
@@ -46,14 +46,15 @@ def simulate(
     steps.begin()
     horizon_ns = to_ns(scenario.horizon_s)
     while not steps.is_over:
-        if not clock.advance():
-            raise SimulationError(_why_stuck(pool, steps, policy))
-        log.add("num_events")
-        if clock.now_ns > horizon_ns:
+        if clock.next_ns > horizon_ns:
+            if clock.is_empty:
+                raise SimulationError(_why_stuck(pool, steps, policy))
             raise SimulationError(
                 f"step {steps.step} is not over after horizon_s, {scenario.horizon_s:g} s, with "
                 f"{steps.num_finished} of {scenario.rollouts.num_rollouts} rollouts finished"
             )
+        clock.advance()
+        log.add("num_events")
     pool.close()
     rows = tuple(log.rows or ())
     text = "".join(f"{row.time_ns} {row.kind} {row.number} {row.state}\n" for row in rows)
@@ -83,13 +84,20 @@ class _SimpyClock:
     def later(self, delay_ns: int, rank: Rank, number: int, call: Callable[[Any], None]) -> None:
         _Call(self._env, delay_ns, rank << 64 | number, call)
 
-    def advance(self) -> bool:
-        """Handles the next event; False if there is none."""
-        try:
-            self._env.step()
-        except EmptySchedule:
-            return False
-        return True
+    @property
+    def next_ns(self) -> float:
+        """The time of the next event, a whole number; inf if there is none."""
+        at: float = self._env.peek()
+        return at
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is under way."""
+        return self.next_ns == math.inf
+
+    def advance(self) -> None:
+        """Handles the next event."""
+        self._env.step()
 
 
 class _Call(simpy.Event):  # type: ignore[misc]
