@@ -11,8 +11,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import simpy
-
+from gymfast.errors import MissingDependencyError
 from gymfast.sandbox.policy import Policy
 from gymfast_sim.asking import Asking
 from gymfast_sim.clock import Log, Rank, SimulationError
@@ -22,6 +21,13 @@ from gymfast_sim.pool import Pool
 from gymfast_sim.records import RunRecord, State
 from gymfast_sim.scenario import Scenario
 from gymfast_sim.steps import Steps
+
+try:
+    import simpy
+except ImportError as error:
+    raise MissingDependencyError(
+        "the reference engine of gymfast_sim needs simpy: pip install 'gymfast[sim]'"
+    ) from error
 
 
 def simulate(

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import msgspec
 import pytest
 from sim_scenarios import one_step
@@ -351,3 +355,34 @@ def test_no_sandbox_of_a_larger_pool_is_slower_without_failures() -> None:
         runs = [one_step(60, k, work=law, prewarmed=k, seed=seed) for k in (2, 5, 9, 30, 60)]
         steps = [simulate(run).end_ns for run in runs]
         assert steps == sorted(steps, reverse=True)
+
+
+def test_a_missing_simpy_is_named_with_its_extra() -> None:
+    program = (
+        "import sys; sys.modules['simpy'] = None\n"
+        "import gymfast_sim.laws, gymfast_sim.scenario, gymfast_sim.presets\n"
+        "import gymfast_sim.engine_simpy"
+    )
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, check=False
+    )
+    assert "MissingDependencyError: " in done.stderr
+    assert "needs simpy: pip install 'gymfast[sim]'" in done.stderr
+
+
+def test_another_process_gives_the_same_record() -> None:
+    program = (
+        "from gymfast_sim.engine_simpy import simulate\n"
+        "from gymfast_sim.scenario import Scenario\nimport sys\n"
+        "print(simulate(Scenario.from_toml(sys.stdin.read()), keep_trace=True).digest)"
+    )
+    scenario = one_step(40, 9, work=Lognormal(median_s=2.0, sigma=1.0), fail_ratio=0.1)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program],
+        input=scenario.to_toml(),
+        env=os.environ | {"PYTHONHASHSEED": "7"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == simulate(scenario, keep_trace=True).digest

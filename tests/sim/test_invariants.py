@@ -217,11 +217,11 @@ def test_a_rate_limit_is_the_token_bucket(interval: int, burst: int, gaps: list[
 
 
 GOLDEN = {
-    "one-per-rollout": "",
-    "fixed": "",
-    "elastic": "",
-    "keep-warm": "",
-    "lead": "",
+    "one-per-rollout": "bea161fd4fae74a25f70b93d5b006e4dc4d0b7d73aec65b074e882c4ef81c724",
+    "fixed": "ba95c8aaf9c6a0ed5c1d34cebd36dd83080e9a8d41ea87db7bd6084a07636a11",
+    "elastic": "173f73268a8eda949c5881ff1c8ac10997e788c91cde20af95e17fb722b6fe35",
+    "keep-warm": "0aaeefd5c182418a8dc2eae1b458bfc1eea612aaa673819456f2f7f004cec2ea",
+    "lead": "cef5e7e9bb7afb217de3b193eeefd02c87f387e7973843fb07544f0acc2d073f",
 }
 POLICIES: dict[str, AnyPolicy] = {
     "one-per-rollout": OnePerRollout(max_size=40),
