@@ -24,7 +24,8 @@ inline PhiloxCounter philox(PhiloxCounter counter, PhiloxKey key) {
   return counter;
 }
 
-// The middle of one of 2^52 equal parts of (0, 1): never 0, never 1, and 1 - u is exact.
+// The middle of one of 2^52 equal parts of (0, 1): never 0, never 1, and 1 - u is exact. Each
+// operation is exact, so flags of the file that includes this do not matter.
 inline double unit(std::uint32_t low, std::uint32_t high) {
   const std::uint64_t bits = (std::uint64_t{high} << 32 | low) >> 12;
   return (static_cast<double>(bits) + 0.5) * 0x1p-52;

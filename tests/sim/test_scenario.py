@@ -8,6 +8,7 @@ import pytest
 
 from gymfast.cost.plan import plan, sync_job
 from gymfast.sandbox.policy import Elastic, Lead
+from gymfast_sim.engine_simpy import simulate
 from gymfast_sim.laws import Constant, Lognormal
 from gymfast_sim.reading import ScenarioError
 from gymfast_sim.scenario import Limits, Retries, Rollouts, Sandboxes, Scenario, Sync, Training
@@ -209,3 +210,17 @@ def test_a_time_of_seconds_needs_no_model() -> None:
     assert Training(sync=Sync(seconds=2.0)).sync.total_s == 2.0
     with pytest.raises(ValueError, match="either seconds, or model"):
         Sync(seconds=2.0, model="Qwen3-32B")
+
+
+SHIPPED = sorted((Path(__file__).parents[2] / "sim/scenarios").glob("*.toml"))
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_scenario_that_ships_runs(path: Path) -> None:
+    scenario = Scenario.from_file(path)
+    assert scenario.name == path.stem
+    record = simulate(scenario)
+    assert len(record.steps) == scenario.training.steps
+    for step in record.steps:
+        assert step.num_done + step.num_dropped == scenario.rollouts.num_rollouts
