@@ -120,7 +120,7 @@ def _exact(name: str, x: float) -> mpmath.mpf:
 # docs/simulator.md section 4 states these bounds, in units in the last place.
 @pytest.mark.parametrize(("name", "bound_ulp"), [("log", 1), ("exp", 1), ("normal_quantile", 8)])
 def test_error_is_below_the_stated_bound(name: str, bound_ulp: float) -> None:
-    x = _inputs(name, 3_000)
+    x = _inputs(name, 3_000 if name != "normal_quantile" else 600)
     y = PAIRS[name][0](x)
     worst = 0.0
     with mpmath.workprec(160):

@@ -175,7 +175,7 @@ def _check_rollouts(scenario: Scenario, record: RunRecord) -> None:
             assert max(queued.values()) <= most
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(scenario=scenarios())
 def test_every_run_conserves_and_keeps_its_limits(scenario: Scenario) -> None:
     record = simulate(scenario, keep_trace=True)

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_scenarios import one_step
 
-from gymfast.sandbox.policy import FixedPool, OnePerRollout
+from gymfast.sandbox.policy import Elastic, FixedPool, OnePerRollout
 from gymfast_sim import theory
 from gymfast_sim.draws import Draws, Purpose
 from gymfast_sim.engine_simpy import simulate
@@ -211,14 +211,14 @@ def test_G13_attempts_in_closed_form() -> None:
 
 def test_G13_attempts_and_drops_in_runs() -> None:
     scenario = one_step(200, 200, fail_ratio=0.1)
-    runs = list(replications(scenario, 40))
+    runs = list(replications(scenario, 25))
     assert estimate([r.num_served / 200 for r in runs]).agrees(
         sum(0.1**k for k in range(6))  # six attempts at most
     )
     rollouts = Rollouts(prompts=200, work=Constant(value_s=1.0), fail_ratio=0.1,
                         retries=Retries(max_retries=1))  # fmt: skip
     dropping = Scenario(name="drops", rollouts=rollouts, policy=scenario.policy)
-    dropped = [r.steps[0].num_dropped / 200 for r in replications(dropping, 40)]
+    dropped = [r.steps[0].num_dropped / 200 for r in replications(dropping, 25)]
     assert estimate(dropped).agrees(0.01)
 
 
@@ -460,3 +460,23 @@ def test_video_4_with_measured_starts(max_uses: int | None, size: int, expected_
     scenario = one_step(N, size, boot=boot, fail_ratio=0.02, max_uses=max_uses)
     found = estimate_of(scenario, 20, _step_s)
     assert abs(found.mean - expected_s) <= 3 * math.hypot(found.standard_error, 1 / 1.96)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("classes", "expected_s"), [(1, 34.3), (64, 44.6), (512, 142.0)])
+def test_only_sandboxes_of_one_image_serve_each_other(classes: int, expected_s: float) -> None:
+    """512 rollouts; the means of the other program have an error of the size of ours."""
+    prompts = max(classes, 64)
+    scenario = Scenario(
+        name="images",
+        rollouts=Rollouts(
+            prompts=prompts,
+            group_size=512 // prompts,
+            work=Lognormal(median_s=2.0, sigma=1.0, cap_s=10.0),
+            fail_ratio=0.02,
+        ),
+        policy=Elastic(max_size=512),
+        sandboxes=Sandboxes(classes=classes, setup=Lognormal(median_s=30.0, sigma=0.5)),
+    )
+    found = estimate_of(scenario, 20, _step_s)
+    assert abs(found.mean - expected_s) <= 3 * math.sqrt(2) * found.standard_error

@@ -6,12 +6,14 @@ Latencies drift and prices change: a preset is a starting point, never a default
 
 from __future__ import annotations
 
-from importlib import resources
+from pathlib import Path
 
 import msgspec
 
 from gymfast_sim.reading import ScenarioError, from_toml
 from gymfast_sim.scenario import Limits, Prices, Sandboxes
+
+_HERE = Path(__file__).parent
 
 
 class Source(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -79,13 +81,11 @@ def prices(
 
 
 def _names(folder: str) -> list[str]:
-    files = resources.files(__name__).joinpath(folder).iterdir()
-    return sorted(file.name.removesuffix(".toml") for file in files if file.name.endswith(".toml"))
+    return sorted(path.stem for path in (_HERE / folder).glob("*.toml"))
 
 
 def _text(folder: str, name: str) -> str:
     known = _names(folder)
     if name not in known:
         raise ScenarioError(f"no preset {name!r} in {folder}, expected one of {', '.join(known)}")
-    path = resources.files(__name__).joinpath(folder, f"{name}.toml")
-    return path.read_text(encoding="utf-8")
+    return (_HERE / folder / f"{name}.toml").read_text(encoding="utf-8")
