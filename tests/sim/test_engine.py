@@ -279,10 +279,52 @@ def test_costs_are_those_of_the_record() -> None:
 
 
 def test_an_elastic_pool_takes_back_what_still_waits() -> None:
-    record = _run(_work(10, 1.0), Elastic(max_size=10), limits=Limits(rate_per_s=1.0, burst=5))
-    # 5 at 0 s, one more each second: at 1 s five are done, five remain, four sandboxes wait.
-    assert record.num_cancelled > 0
+    record = _run(_work(12, 1.0), Elastic(max_size=12), limits=Limits(rate_per_s=1.0, burst=5))
+    # 5 at 0 s, one more each second: at 1 s five are done, seven remain, six sandboxes wait.
+    assert record.num_cancelled == 5
     assert record.num_started + record.num_cancelled == record.num_asked
+    # The newest are taken back, so those that started are the first that were asked for.
+    started = [row.number for row in record.trace if row.kind == 0 and row.state == State.STARTING]
+    assert started == list(range(record.num_started))
+
+
+def test_what_an_episode_lost_is_no_work() -> None:
+    rollouts = _work(1, 1.0, turns=4, think=Constant(value_s=2.0), fail_ratio=0.3,
+                     retries=Retries(max_retries=100))  # fmt: skip
+    runs = [_run(rollouts, Elastic(max_size=1), seed=seed) for seed in range(10)]
+    assert sum(record.num_died for record in runs) > 10
+    for record in runs:
+        causes = _causes(record)
+        assert (causes["work"], causes["think"]) == (4, 8)
+        assert ("retry" in causes) == (record.num_died > 0)
+
+
+def test_a_sandbox_may_expire_before_it_is_ready() -> None:
+    boot = Empirical(values_s=(*[1.0] * 9, 50.0))
+    boxes = Sandboxes(boot=boot, lifetime_s=20.0)
+    limits = Limits(max_starting=4)
+    record = _run(_work(60, 5.0), Elastic(max_size=60, max_uses=1), sandboxes=boxes, limits=limits)
+    assert record.num_expired > 0 and record.steps[0].num_done == 60
+    assert max(record.steps[0].causes_ns["boot"], SECOND) == SECOND
+
+
+def test_a_dead_sandbox_costs_nothing() -> None:
+    rollouts = _work(20, fail_ratio=0.5, retries=Retries(max_retries=50))
+    record = _run(rollouts, Elastic(max_size=20), sandboxes=Sandboxes(detection_s=3.0))
+    prices = Prices(gpus=0, gpu_per_s=0.0, cores=1.0, core_per_s=1.0, gib=0.0, gib_per_s=0.0)
+    assert record.sandbox_ns["lost"] == record.num_died * 3 * SECOND > 0
+    alive_ns = record.sandbox_ns["working"] + record.sandbox_ns["idle"]
+    assert cost(record, prices).sandbox == pytest.approx(alive_ns / SECOND)
+
+
+def test_at_one_instant_actions_end_before_teardowns() -> None:
+    """Sandbox 0 is torn down from 3 to 6 s, sandbox 1 works from 3 to 6 s."""
+    boxes = Sandboxes(teardown=Constant(value_s=3.0))
+    limits = Limits(rate_per_s=1 / 3)
+    record = _run(_work(3, 3.0), Elastic(max_size=3, max_uses=1), sandboxes=boxes, limits=limits)
+    at_6 = [(row.number, row.state) for row in record.trace if row.time_ns == 6 * SECOND]
+    sandboxes = [row for row in at_6 if row in {(1, State.STOPPING), (0, State.GONE)}]
+    assert sandboxes == [(1, State.STOPPING), (0, State.GONE)]
 
 
 class _Stub:
