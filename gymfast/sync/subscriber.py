@@ -6,7 +6,8 @@ Source: docs/sync-protocol.md sections 7 and 8.
 from __future__ import annotations
 
 import logging
-import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -23,6 +24,7 @@ from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
 from gymfast.sync.machine import State
 from gymfast.sync.manifest import check_key
+from gymfast.sync.reader_status import StatusReporter, reader_name
 from gymfast.sync.staging import Advance, Staged, Stager
 from gymfast.sync.targets import Target
 from gymfast.sync.view import View
@@ -47,6 +49,7 @@ class Subscriber:
         lease_s: float = 600.0,
         timeout_s: float = 60.0,
         freshness_s: float | None = None,
+        report_s: float | None = None,
         request_bytes: int = Costs.request_bytes,
         key: bytes | None = None,
         clock: Clock | None = None,
@@ -55,9 +58,10 @@ class Subscriber:
 
         Frames are staged in memory, or in `staging_dir`; more than `max_staging_bytes` (None: what
         there is) is refused. `timeout_s` bounds each wait in which nothing arrives. With
-        `freshness_s`, `is_stale` says that the log did not move for longer. A request counts like
-        `request_bytes` bytes in the choice between deltas and anchor. With `key`, records that are
-        not signed with it are refused.
+        `freshness_s`, `is_stale` says that the log did not move for longer. With `report_s` the
+        reader tells in the store how it is doing (`gymfast sync status`), at each change and that
+        often, from a thread of its own. A request counts like `request_bytes` bytes in the choice
+        between deltas and anchor. With `key`, records that are not signed with it are refused.
         Raises ValueError for settings out of range, GymfastError if the target cannot be read.
         """
         self._store = open_store(store) if isinstance(store, str) else store
@@ -66,17 +70,22 @@ class Subscriber:
         self._log = Log(self._store, self._keys, check_key(key))
         self._costs = Costs(request_bytes)
         self._freshness_s = freshness_s
-        self._reader_id = reader_id or f"reader-{secrets.token_hex(4)}"
+        self._reader_id = reader_id or reader_name()
         folder = None if staging_dir is None else Path(staging_dir)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         stager = Stager(self._store, self._keys, folder, max_staging_bytes)
-        self._lease = Lease(self._store, self._keys, self._reader_id, self._clock, lease_s)
+        lease = Lease(self._store, self._keys, self._reader_id, self._clock, lease_s)
         self._installer = Installer(target, run)
         self._view = View(self._log, self._clock, self._installer.held)
         if self._installer.applied is not None:
             self._view.advance(self._installer.applied)
-        self._fetcher = Fetcher(self._log, self._view, stager, self._lease, self._clock, timeout_s)
+        self._fetcher = Fetcher(self._log, self._view, stager, lease, self._clock, timeout_s)
+        self._reporter = None
+        if report_s is not None:
+            self._reporter = StatusReporter(
+                *(self._store, self._keys, self._reader_id), period_s=report_s, clock=self._clock
+            )
         self._staged: Staged | None = None
         self._is_searched = False
         self._last_error = ""
@@ -137,6 +146,8 @@ class Subscriber:
         except GymfastError as error:
             self._last_error = str(error)
             raise
+        finally:
+            self._tell()
         return self._view.newest
 
     def fetch(self, version: int | None = None, *, advance: Advance | None = None) -> Staged:
@@ -146,18 +157,9 @@ class Subscriber:
         Raises ChainError for a version that is older than the one held or cannot be reached,
         NotFoundError for one that is not published, BudgetError, StoreError, DeadlineError.
         """
-        self.poll()
-        self._drop_staged()
-        try:
-            self._view.ensure_full()
-            self._staged = self._fetcher.fetch(
-                version, self._costs, is_decoded=self._installer.is_serving, advance=advance
-            )
-        except BaseException as error:
-            self._last_error = str(error)
-            self._lease.release()
-            raise
-        return self._staged
+        with self._expecting():
+            self.poll()
+            return self._fetch(version, advance)
 
     def apply(self) -> InstallReport:
         """Installs what is staged, as one: the served version moves once the target is verified.
@@ -179,7 +181,8 @@ class Subscriber:
         finally:
             self._view.set_applied(self._installer.applied)
             self._drop_staged()
-            self._lease.release()
+            self._fetcher.forget()
+            self._tell()
         _log.info(
             "'%s' serves run '%s' version %d: %s, %d deltas, %d bytes",
             *(self._reader_id, self._keys.run, report.version, report.kind),
@@ -192,22 +195,33 @@ class Subscriber:
         self.fetch(version, advance=advance)
         return self.apply()
 
-    def wait(self, min_version: int, timeout_s: float) -> InstallReport:
+    def wait(
+        self, min_version: int, timeout_s: float, *, interval_s: float | None = None
+    ) -> InstallReport:
         """Pulls as soon as that version is there; the report of the pull.
 
-        Raises DeadlineError if it does not appear in time.
+        Raises DeadlineError if it does not appear in time, ValueError for an interval of 0 or less.
         """
-        self.wait_until_visible(min_version, timeout_s)
-        return self.pull()
+        with self._expecting():
+            self.wait_until_visible(min_version, timeout_s, interval_s=interval_s)
+            self._fetch(None, None)
+        return self.apply()
 
-    def wait_until_visible(self, version: int, timeout_s: float) -> None:
+    def wait_until_visible(
+        self, version: int, timeout_s: float, *, interval_s: float | None = None
+    ) -> None:
         """Returns once that version, or a newer one, is published.
 
-        Raises DeadlineError if it does not appear in time.
+        Looks come ever later, up to 2 s apart; with `interval_s` as often as that, also while looks
+        before are under way, so that a store far away delays nothing.
+        Raises DeadlineError if it does not appear in time, ValueError for an interval of 0 or less.
         """
+        if interval_s is not None and interval_s <= 0:
+            raise ValueError(f"interval_s is {interval_s}, expected more than 0")
         deadline = Deadline(self._clock, timeout_s)
         newest: int | None = None
-        for _ in deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+        pauses = deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        for _ in pauses if interval_s is None else self._watch(deadline, interval_s):
             newest = self.poll()
             if newest is not None and newest >= version:
                 return
@@ -215,9 +229,11 @@ class Subscriber:
         deadline.require(f"waiting for version {version} of run '{self._keys.run}' ({found})")
 
     def close(self) -> None:
-        """Gives lease, staging and target back."""
+        """Gives lease, staging, status and target back."""
         self._drop_staged()
-        self._lease.release()
+        self._fetcher.close()
+        if self._reporter is not None:
+            self._reporter.close()
         self._installer.close()
 
     def __enter__(self) -> Subscriber:
@@ -242,6 +258,37 @@ class Subscriber:
     def _served(self) -> Tip | None:
         return self._installer.applied if self._installer.is_serving else None
 
+    def _fetch(self, version: int | None, advance: Advance | None) -> Staged:
+        """As `fetch`, of what is known of the log."""
+        self._drop_staged()
+        self._view.ensure_full()
+        self._staged = self._fetcher.fetch(
+            version, self._costs, is_decoded=self._installer.is_serving, advance=advance
+        )
+        return self._staged
+
+    @contextmanager
+    def _expecting(self) -> Iterator[None]:
+        """Within, what leads on from here is fetched as soon as its record is there."""
+        self._view.on_next = self._fetcher.expect
+        try:
+            yield
+        except BaseException as error:
+            self._last_error = str(error)
+            self._fetcher.forget()
+            self._tell()
+            raise
+        finally:
+            self._view.on_next = None
+
+    def _watch(self, deadline: Deadline, interval_s: float) -> Iterator[None]:
+        """Yields at once, then when there may be something new, until the deadline."""
+        for _ in deadline.pauses(interval_s, interval_s):
+            yield
+            while self._view.can_watch and not deadline.has_passed:
+                self._view.watch(interval_s, min(_LONGEST_PAUSE_S, deadline.left_s))
+                yield
+
     def _adopt_if_known(self) -> None:
         """Finds the bytes of the target in the log: then no anchor is needed."""
         root = self._installer.root
@@ -256,6 +303,10 @@ class Subscriber:
         if tip is not None and (held is None or tip.seq >= held.seq):
             self._installer.adopt(tip)
             self._view.adopt(tip)
+
+    def _tell(self) -> None:
+        if self._reporter is not None:
+            self._reporter.tell(self.status, self.root)
 
     def _drop_staged(self) -> None:
         if self._staged is not None:
