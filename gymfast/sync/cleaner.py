@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
@@ -69,13 +69,17 @@ def collect(
 
 @dataclass(frozen=True)
 class Cleaner:
-    """Retention of one run; `is_owner` is True for its publisher, between two commits."""
+    """Retention of one run; `is_owner` is True for its publisher, between two commits.
+
+    `doomed` takes the keys whose delete was asked for without an answer.
+    """
 
     store: Store
     keys: RunKeys
     clock: Clock
     keep: int
     is_owner: bool
+    doomed: set[str] = field(default_factory=set)
 
     def clean(
         self,
@@ -159,8 +163,10 @@ class Cleaner:
 
     def _delete(self, keys: list[str]) -> Iterator[str]:
         for key in keys:
+            self.doomed.add(key)
             try:
                 self.store.delete(key)
+                self.doomed.discard(key)
             except StoreError as error:
                 _log.warning("retention of run '%s' goes on without: %s", self.keys.run, error)
                 yield f"{key}: {error}"

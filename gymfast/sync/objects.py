@@ -8,10 +8,11 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gymfast.errors import ChecksumError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
@@ -20,7 +21,9 @@ from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, Obje
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
+_NUM_READS = 8
 _WHAT_TO_DO = "`gymfast sync fsck` says what is lost and what heals it"
+_T = TypeVar("_T")
 
 
 def check_object_bytes(object_bytes: int) -> int:
@@ -34,13 +37,15 @@ def check_object_bytes(object_bytes: int) -> int:
 class FrameWriter:
     """Puts the sections of one frame as objects of at most `object_bytes`, one in memory at a time.
 
-    `seconds` is the time of all puts, hashing included.
+    `seconds` is the time of all puts, hashing included. `doomed` are keys whose delete was asked
+    for without an answer: it may still come, so nothing is put there again.
     """
 
     store: Store
     keys: RunKeys
     epoch: int
     object_bytes: int
+    doomed: set[str] = field(default_factory=set)
     seconds: float = 0.0
     refs: list[ObjectRef] = field(default_factory=list)
     _made: list[str] = field(default_factory=list)
@@ -81,8 +86,10 @@ class FrameWriter:
     def discard(self) -> None:
         """Deletes what this writer made new; only for frames that no record can name any more."""
         for key in self._made:
+            self.doomed.add(key)
             with suppress(StoreError):
                 self.store.delete(key)
+                self.doomed.discard(key)
         self._made.clear()
         self.refs.clear()
 
@@ -90,11 +97,25 @@ class FrameWriter:
         start_s = time.perf_counter()
         ref = ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
         key = self.keys.object(self.epoch, ref.digest)
+        if key in self.doomed:
+            self._put_in_halves(data)
+            return
         if not self._is_there(key):
             self._made.append(key)
         self.store.put(key, memoryview(data))
         self.refs.append(ref)
         self.seconds += time.perf_counter() - start_s
+
+    def _put_in_halves(self, data: bytearray) -> None:
+        """The same bytes under names that no delete is under way for."""
+        if len(data) == 1:
+            raise StoreError(
+                f"an object of one byte cannot be put in {self.store.url} while its delete is "
+                "under way: start a new publisher"
+            )
+        middle = len(data) // 2
+        self._put(data[:middle])
+        self._put(data[middle:])
 
     def _is_there(self, key: str) -> bool:
         try:
@@ -122,6 +143,32 @@ def read_whole(store: Store, key: str, max_bytes: int) -> bytes:
             "was not written by gymfast; delete it",
             NUMBER_LIMIT,
         ) from error
+
+
+def agreed(read: Callable[[], bytes]) -> bytes:
+    """The bytes that two reads in a row agree on: what comes back damaged differs each time.
+
+    For decisions that a bad read must not make. Raises what `read` raises, StoreError if no two
+    reads agree.
+    """
+    before = read()
+    for _ in range(_NUM_READS):
+        blob = read()
+        if blob == before:
+            return blob
+        before = blob
+    raise StoreError(f"{_NUM_READS} reads in a row gave other bytes each time, last {before[:80]!r}")
+
+
+def settled(read: Callable[[], bytes], parse: Callable[[bytes], _T]) -> _T:
+    """What `parse` makes of what `read` returns; damaged only once two reads agree on that.
+
+    Raises what the two raise.
+    """
+    try:
+        return parse(read())
+    except FormatError:
+        return parse(agreed(read))
 
 
 def digest_at(store: Store, key: str) -> str:

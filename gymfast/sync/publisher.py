@@ -261,7 +261,8 @@ class Publisher:
         return newest + 1
 
     def _frame_writer(self) -> FrameWriter:
-        return FrameWriter(self._store, self._keys, self.epoch, self._settings.object_bytes)
+        s = self._settings
+        return FrameWriter(self._store, self._keys, self.epoch, s.object_bytes, self._upkeep.doomed)
 
     def _candidate(self, writer: FrameWriter) -> Candidate:
         return Candidate(self._snapshot, self._settings, writer, self._committer.tip)
