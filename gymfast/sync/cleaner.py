@@ -15,6 +15,7 @@ from gymfast.sync.keys import RunKeys, number_of, object_of
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import LeaseRecord, LogRecord
+from gymfast.sync.objects import delete_noted
 from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
 
 LEASE_GRACE_US = 60_000_000
@@ -163,10 +164,8 @@ class Cleaner:
 
     def _delete(self, keys: list[str]) -> Iterator[str]:
         for key in keys:
-            self.doomed.add(key)
             try:
-                self.store.delete(key)
-                self.doomed.discard(key)
+                delete_noted(self.store, key, self.doomed)
             except StoreError as error:
                 _log.warning("retention of run '%s' goes on without: %s", self.keys.run, error)
                 yield f"{key}: {error}"

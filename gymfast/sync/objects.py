@@ -86,10 +86,8 @@ class FrameWriter:
     def discard(self) -> None:
         """Deletes what this writer made new; only for frames that no record can name any more."""
         for key in self._made:
-            self.doomed.add(key)
             with suppress(StoreError):
-                self.store.delete(key)
-                self.doomed.discard(key)
+                delete_noted(self.store, key, self.doomed)
         self._made.clear()
         self.refs.clear()
 
@@ -123,6 +121,15 @@ class FrameWriter:
         except NotFoundError:
             return False
         return True
+
+
+def delete_noted(store: Store, key: str, doomed: set[str]) -> None:
+    """Deletes an object; its key stays in `doomed` unless every delete of it was answered."""
+    is_doomed = key in doomed
+    doomed.add(key)
+    store.delete(key)
+    if not is_doomed:
+        doomed.discard(key)
 
 
 def read_whole(store: Store, key: str, max_bytes: int) -> bytes:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection
+from dataclasses import replace
 
 from gymfast.errors import ChainError, FormatError, NotFoundError
 from gymfast.sync.chain import Costs, Entry, Plan, Tip, follow, is_full, plan
@@ -51,8 +52,12 @@ class View:
         Raises ChainError for a log that does not continue what this reader has seen.
         """
         before = self._end
-        if before is None or not self._follow(before):
-            self._load_if_needed(before)
+        try:
+            self._extend(before)
+        except ChainError:
+            if not self._forget_misread():
+                raise
+            self._extend(self._end)
         if self._end != before:
             self.moved_s = self._clock.monotonic_s()
             self._gap_since_s = None
@@ -133,6 +138,37 @@ class View:
             if target is not None or not unusable:
                 return planned(entries, target)
             return self._newest_reachable(planned, entries)
+
+    def _extend(self, end: Tip | None) -> None:
+        if end is None or not self._follow(end):
+            self._load_if_needed(end)
+
+    def _forget_misread(self) -> bool:
+        """True if the log contradicts only what this reader took in wrong, which is put right.
+
+        A record that came back damaged may parse, and only the one after it tells. So what is not
+        installed is read again; of the place that is held, the record is taken as it is now, if it
+        says the same of the state.
+        """
+        is_changed, self.entries = bool(self.entries), []
+        held = self.held
+        if held is None:
+            return is_changed
+        try:
+            record, digest = self._log.read_agreed(held.seq)
+        except (NotFoundError, FormatError):
+            return is_changed
+        says = (record.epoch, getattr(record, "version", held.version))
+        says_the_same = (*says, getattr(record, "root", held.root)) == (
+            *(held.epoch, held.version, held.root),
+        )
+        if digest == held.record or not says_the_same:
+            return is_changed
+        _log.warning("record %d was misread: its digest is %s", held.seq, digest)
+        self.held = replace(held, record=digest)
+        if self.applied is not None and self.applied.seq == held.seq:
+            self.applied = self.held
+        return True
 
     @property
     def _end(self) -> Tip | None:

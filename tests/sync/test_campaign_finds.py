@@ -19,7 +19,7 @@ from sync.harness import (
     zeros_like,
 )
 
-from gymfast.errors import FormatError, StoreError
+from gymfast.errors import ChainError, FormatError, StoreError
 from gymfast.stores import MemoryStore
 from gymfast.sync.cleaner import collect
 from gymfast.sync.fsck import fsck
@@ -204,3 +204,58 @@ def test_readers_go_on_behind_a_record_that_rots_after_they_followed_it():
 def records_of_end(store):
     log = Log(store, KEYS)
     return log.read(log.places()[-1])[0]
+
+
+def test_I20_a_delete_that_was_not_answered_may_come_after_one_that_was():
+    """Retention deletes what the publisher's own delete, still under way, is to delete."""
+    inner = LateDeletes(MemoryStore())
+    store = FaultyStore(inner)
+    source = publisher(store, object_bytes=100, anchor_every=1, keep=1)
+    source.publish(STATES[0])
+    inner.is_away = True
+    store.arm(lambda n, op, key: "before" if op == "put" and n > 6 else "")
+    with pytest.raises(StoreError):
+        source.publish(STATES[2])
+    store.arm(None)
+    inner.is_away = False
+    source.publish(STATES[1])
+    source.publish(STATES[0], anchor=True)
+    source.publish(STATES[2])
+    inner.arrive()
+    assert not fsck(inner, RUN).damage
+
+
+@pytest.mark.parametrize("is_held", [True, False])
+def test_I34_a_reader_that_misread_a_record_goes_on(is_held):
+    """The record that came back wrong parses; the one after it tells."""
+    inner = MemoryStore()
+    source = publisher(inner)
+    source.publish(STATES[0])
+    live = zeros_like(STATES[0])
+    follower = reader(BadWay(inner, other_time), live)
+    if is_held:
+        follower.pull()
+        assert follower.version == 0
+    else:
+        assert follower.poll() == 0
+    source.publish(STATES[1])
+    assert follower.pull().version == 1
+    assert_same(live, STATES[1])
+
+
+def test_I32_a_place_that_says_something_else_now_is_no_misread():
+    """Another root, version or epoch where the held record was: the log was replaced."""
+    stores = [MemoryStore(), MemoryStore()]
+    for store, states in zip(stores, (STATES[:2], [STATES[0], *STATES[3:]]), strict=True):
+        source = publisher(store)
+        for weights in states:
+            source.publish(weights)
+    live = zeros_like(STATES[0])
+    follower = reader(stores[0], live)
+    follower.pull()
+    for key in list(stores[1].list(KEYS.log_prefix)):
+        stores[0].put(key, stores[1].get(key, max_bytes=1 << 20))
+    with pytest.raises(ChainError, match="replaced or rolled back"):
+        follower.pull()
+    assert follower.version == 1
+    assert_same(live, STATES[1])
