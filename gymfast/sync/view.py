@@ -10,6 +10,7 @@ from gymfast.errors import ChainError, FormatError, NotFoundError
 from gymfast.sync.chain import Costs, Entry, Plan, Tip, follow, is_full, plan
 from gymfast.sync.clock import Clock
 from gymfast.sync.log import Log
+from gymfast.sync.manifest import EpochRecord
 
 GAP_PATIENCE_S = 30.0
 """How long a missing record may be one that is not visible yet, before it counts as lost."""
@@ -148,7 +149,7 @@ class View:
 
         A record that came back damaged may parse, and only the one after it tells. So what is not
         installed is read again; of the place that is held, the record is taken as it is now, if it
-        says the same of the state.
+        has the same state.
         """
         is_changed, self.entries = bool(self.entries), []
         held = self.held
@@ -158,11 +159,9 @@ class View:
             record, digest = self._log.read_agreed(held.seq)
         except (NotFoundError, FormatError):
             return is_changed
-        says = (record.epoch, getattr(record, "version", held.version))
-        says_the_same = (*says, getattr(record, "root", held.root)) == (
-            *(held.epoch, held.version, held.root),
-        )
-        if digest == held.record or not says_the_same:
+        if digest == held.record or isinstance(record, EpochRecord):
+            return is_changed
+        if (record.epoch, record.version, record.root) != (held.epoch, held.version, held.root):
             return is_changed
         _log.warning("record %d was misread: its digest is %s", held.seq, digest)
         self.held = replace(held, record=digest)
@@ -198,6 +197,8 @@ class View:
             tip = added[-1].tip if added else end
             try:
                 record, digest = self._log.read(tip.seq + 1)
+                if isinstance(record, EpochRecord):  # it has no state by which to know it again
+                    record, digest = self._log.read_agreed(tip.seq + 1)
             except NotFoundError:
                 break
             except FormatError as error:

@@ -21,6 +21,7 @@ WHAT = {
     "I33": "publishes: no changes reported exactly if nothing changed",
     "I34": "looks at a reader while writes are visible late and in any order",
     "I82": "forgeries put into signed runs: nothing of them is served",
+    "errors": "histories: every error that a caller meets is one of gymfast, none of Python",
     "I84": "contents and errors of signed runs: no key in them",
 }
 

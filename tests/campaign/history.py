@@ -96,7 +96,18 @@ class History:
         self.num_started = 0
 
     def play(self) -> None:
-        """Chaos, then calm, then the end; ViolationError if anything is not as it has to be."""
+        """Plays it; ViolationError if anything is not as it has to be."""
+        try:
+            self._play()
+        except GymfastError as error:
+            text = f"{type(error).__name__} at the end: {error}"
+            raise ViolationError("I03", text) from error
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise ViolationError("errors", f"{type(error).__name__}: {error}") from error
+        self.counts["errors"] += 1
+
+    def _play(self) -> None:
+        """Chaos, then calm, then the end."""
         simulation, profile = self.simulation, self.profile
         with self._patched():
             try:
@@ -348,8 +359,5 @@ class History:
 def play(profile: Profile, counts: Counts | None = None) -> History:
     """The history of a profile, played to its end."""
     history = History(profile, Counts() if counts is None else counts)
-    try:
-        history.play()
-    except GymfastError as error:
-        raise ViolationError("I03", f"{type(error).__name__} at the end: {error}") from error
+    history.play()
     return history

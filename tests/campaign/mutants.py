@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from unittest import mock
 
 from gymfast.errors import ChainError, StoreError
-from gymfast.sync import cleaner, commit, committer, fetcher, installer, log, objects, view
+from gymfast.sync import cleaner, commit, committer, epoch, fetcher, installer, log, objects, view
 from gymfast.sync.chain import enter, follow, is_full
 from gymfast.sync.commit import Answer, Step
 from gymfast.sync.manifest import StateRecord
@@ -16,6 +16,9 @@ from gymfast.sync.retention import Deletion, deletion
 from gymfast.sync.snapshot import Snapshot
 from tests.campaign.counts import ViolationError
 from tests.campaign.history import Profile, play
+
+MAX_SEEDS = 100
+"""Histories of which one has to show a bug."""
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,11 @@ def _never_doomed(self: objects.FrameWriter) -> None:
 
 def _forgets_that_it_asked(self: committer.Committer, nonce: str) -> None:
     self._attempts.append(nonce)
+
+
+def _claim_without_errors() -> object:
+    table = {k: v for k, v in commit.CLAIM.items() if k != (Step.ADVANCE, Answer.ERROR)}
+    return mock.patch.object(epoch, "CLAIM", table)
 
 
 @contextmanager
@@ -189,6 +197,14 @@ MUTANTS: dict[str, Mutant] = {
         _contradicted,
         frozenset({"I32"}),
     ),
+    "gives a claim up when the store fails": Mutant(
+        _claim_without_errors, frozenset({"errors"}), frozenset({"refused", "kills", "second"})
+    ),
+    "believes what it misread": Mutant(
+        _patch(view.View, "_forget_misread", lambda _: False),
+        frozenset({"I03"}),
+        frozenset({"flips", "kills"}),
+    ),
     "leaves a delta of the plan out": Mutant(
         _patch(fetcher.Fetcher, "_plan", lambda self, *a: _shorter(self, *a)),
         frozenset({"I03", "I20", "I30"}),
@@ -220,3 +236,26 @@ def seed_that_catches(name: str, seeds: range) -> tuple[int, ViolationError] | N
             except ViolationError as error:
                 return seed, error
     return None
+
+
+def main() -> int:
+    """Writes which history shows which bug (docs/reliability.md)."""
+    import csv
+    import logging
+
+    from tests.campaign.report import MUTANTS_CSV
+
+    logging.disable(logging.CRITICAL)
+    with MUTANTS_CSV.open("w", newline="") as out:
+        writer = csv.writer(out, lineterminator="\n")
+        writer.writerow(("mutant", "seed", "invariant"))
+        for name in MUTANTS:
+            found = seed_that_catches(name, range(MAX_SEEDS))
+            assert found is not None, name
+            writer.writerow((name, found[0], found[1].invariant))
+            out.flush()
+    return 0
+
+
+if __name__ == "__main__":
+    main()

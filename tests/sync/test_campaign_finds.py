@@ -259,3 +259,25 @@ def test_I32_a_place_that_says_something_else_now_is_no_misread():
         follower.pull()
     assert follower.version == 1
     assert_same(live, STATES[1])
+
+
+def test_I32_a_claim_in_the_place_that_is_held_is_no_misread():
+    """A store of before comes back; the claim that lies there then has the same epoch."""
+    store = MemoryStore()
+    first = publisher(store)
+    first.publish(STATES[0])
+    before = {key: store.get(key, max_bytes=1 << 20) for key in store.list("")}
+    publisher(store).publish(STATES[1])
+    live = zeros_like(STATES[0])
+    follower = reader(store, live)
+    follower.pull()
+    for key in list(store.list("")):
+        store.delete(key)
+    for key, blob in before.items():
+        store.put(key, blob)
+    first.publish(STATES[3])
+    publisher(store).publish(STATES[4])
+    with pytest.raises(ChainError, match="replaced or rolled back"):
+        follower.pull()
+    assert follower.version == 1
+    assert_same(live, STATES[1])
