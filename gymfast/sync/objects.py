@@ -164,7 +164,9 @@ def agreed(read: Callable[[], bytes]) -> bytes:
         if blob == before:
             return blob
         before = blob
-    raise StoreError(f"{_NUM_READS} reads in a row gave other bytes each time, last {before[:80]!r}")
+    raise StoreError(
+        f"{_NUM_READS} reads in a row gave other bytes each time, last {before[:80]!r}"
+    )
 
 
 def settled(read: Callable[[], bytes], parse: Callable[[bytes], _T]) -> _T:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tests.campaign.counts import Counts, ViolationError
+from tests.campaign.counts import Counts, ViolationError, commit
 from tests.campaign.history import CHAOS_S, History, Profile
 from tests.campaign.mutants import MUTANTS, broken
 
@@ -90,13 +89,6 @@ def _play(options: argparse.Namespace, profile_of) -> int:
         }
         options.json.write_text(json.dumps(found, indent=1, sort_keys=True))
     return bool(failed)
-
-
-def commit() -> str:
-    """The commit of the checkout, with a plus if anything in it was changed."""
-    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
 
 
 def _parser() -> argparse.ArgumentParser:

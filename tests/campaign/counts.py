@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections import Counter
 
 WHAT = {
@@ -42,3 +43,10 @@ class Counts(Counter[str]):
         self[invariant] += 1
         if not is_true:
             raise ViolationError(invariant, text)
+
+
+def commit() -> str:
+    """The commit of the checkout, with a plus if anything in it was changed."""
+    command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"

@@ -11,6 +11,7 @@ from tests.campaign.counts import ViolationError
 from tests.campaign.ground import WayStore
 from tests.campaign.parties import Scene
 from tests.campaign.simulation import Process
+from tests.sync.harness import Weights, step
 
 if TYPE_CHECKING:
     from tests.campaign.history import History
@@ -106,7 +107,7 @@ def _roll_back(history: History, scene: Scene) -> None:
     weights = model.states[subscriber_root(subscriber)]
     source = _publisher(history, scene, process)
     for _ in range(2):
-        weights = scene.new_weights(weights)
+        weights = _other(scene, weights)
         _note(scene, source.publish(weights), weights)
     subscriber.pull()
     held = subscriber.version
@@ -120,7 +121,7 @@ def _roll_back(history: History, scene: Scene) -> None:
         history.counts.check("I32", is_same, f"rolled back from {held} to {subscriber.version}")
         if number == 0:
             source = _publisher(history, scene, process)
-        weights = scene.new_weights(weights)
+        weights = _other(scene, weights)
         fork = source.publish(weights)
         if fork.version > (held or 0):
             _note(scene, fork, weights)
@@ -130,6 +131,12 @@ def _roll_back(history: History, scene: Scene) -> None:
         return
     if subscriber.version != held:
         raise ViolationError("I32", "a reader went over to a log that contradicts what it held")
+
+
+def _other(scene: Scene, weights: Weights) -> Weights:
+    """Weights that nobody had before: a fork with the same state in the same place is none."""
+    scene.num_states += 1
+    return step(weights, scene.num_states, 0.5)
 
 
 def subscriber_root(subscriber: Subscriber) -> str:

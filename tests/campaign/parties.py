@@ -423,8 +423,9 @@ class Forger:
     def _was_passed(self, seq: int) -> bool:
         """True if the record after that place was written while something else lay there."""
         model = self.scene.model
-        after, true = model.honest.get(model.keys.record(seq + 1)), model.honest.get(
-            model.keys.record(seq)
+        after, true = (
+            model.honest.get(model.keys.record(seq + 1)),
+            model.honest.get(model.keys.record(seq)),
         )
         if after is None:
             return False

@@ -1,6 +1,6 @@
 """The same with real processes, real files and a real server: killed, stopped and cut off at random.
 
-`python -m tests.campaign.processes --seconds 60 --seed 1` plays one; children are forked, so that
+`python -m tests.campaign.processes files --seconds 60` plays a round; children are forked, so that
 one starts in milliseconds and dies at any instruction.
 """
 
@@ -27,7 +27,7 @@ from gymfast.errors import GymfastError
 from gymfast.stores import open_store
 from gymfast.sync import CheckpointTarget, LiveTarget, Publisher, Subscriber, collect
 from gymfast.sync.fsck import fsck
-from tests.campaign.counts import Counts, ViolationError
+from tests.campaign.counts import Counts, ViolationError, commit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 RUN = "campaign"
 KEEP = 3
 _CONTEXT = multiprocessing.get_context("fork")
+_WEIGHTS = (2, 2, 2, 1, 5, 5)  # of trouble: three readers, retention, two publishers
 _DEADLINE_S = 120.0  # of a machine that is busy with other things
 
 
@@ -111,7 +112,9 @@ def follow(url: str, path: str, told: int) -> None:
         if path:
             from safetensors.numpy import load_file
 
-            weights = load_file(Path(path) if Path(path).is_file() else Path(path, "model.safetensors"))
+            weights = load_file(
+                Path(path) if Path(path).is_file() else Path(path, "model.safetensors")
+            )
         wrong = fault_in(weights, version)
         if version < newest:
             wrong = f"version {version} after version {newest}"
@@ -248,9 +251,9 @@ class Round:
                 child.start()
             end_s = time.monotonic() + seconds
             while time.monotonic() < end_s:
-                time.sleep(self.rng.uniform(0.005, 0.1))
+                time.sleep(self.rng.uniform(0.0, 0.08))
                 self._hear(children)
-                self._trouble(self.rng.choice(children))
+                self._trouble(self.rng.choices(children, _WEIGHTS)[0])
             self._finish(readers, children)
         finally:
             for child in children:
@@ -332,7 +335,9 @@ class Round:
         self._hear([last])
         last.close()
         newest = max(self.told)
-        self.counts.check("I21", self.told[newest][0] == 10**6, "the next publisher did not publish")
+        self.counts.check(
+            "I21", self.told[newest][0] == 10**6, "the next publisher did not publish"
+        )
         for reader in readers:
             if reader.process is not None and not reader.process.is_alive():
                 raise ViolationError("I03", f"a reader ended: {reader.lines()[-3:]}")
@@ -436,13 +441,34 @@ KINDS = {"files": play_files, "objects": play_objects}
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=KINDS)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=30.0)
+    parser.add_argument("--seeds", default="0:1", help="first and one after the last")
+    parser.add_argument("--seconds", type=float, default=30.0, help="of trouble, each round")
+    parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory(prefix="gymfast-campaign-") as folder:
-        counts = KINDS[options.kind](options.seed, options.seconds, Path(folder))
-    print(json.dumps(counts, indent=1, sort_keys=True))
-    return 0
+    first, last = (int(number) for number in options.seeds.split(":"))
+    counts, failed, start_s = Counts(), {}, time.monotonic()
+    for seed in range(first, last):
+        with tempfile.TemporaryDirectory(prefix="gymfast-campaign-") as folder:
+            try:
+                counts.update(KINDS[options.kind](seed, options.seconds, Path(folder)))
+            except ViolationError as error:
+                failed[seed] = error.invariant
+                print(f"seed {seed}: {error}", flush=True)
+    found = {
+        "kind": options.kind,
+        "command": f"python -m tests.campaign.processes {options.kind} "
+        f"--seeds {options.seeds} --seconds {options.seconds:g}",
+        "commit": commit(),
+        "seeds": [first, last],
+        "seconds": round(time.monotonic() - start_s),
+        "trials": counts,
+        "violations": failed,
+    }
+    text = json.dumps(found, indent=1, sort_keys=True)
+    if options.json:
+        options.json.write_text(text)
+    print(text)
+    return bool(failed)
 
 
 if __name__ == "__main__":

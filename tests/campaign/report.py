@@ -64,7 +64,10 @@ def table(path: Path = CSV) -> str:
         row = found.get((kind, name))
         return f"{int(row['trials']):,}" if row else "-"
 
-    lines = ["| id | trial | simulated | files | objects | violations |", "|---|---|---|---|---|---|"]
+    lines = [
+        "| id | trial | simulated | files | objects | violations |",
+        "|---|---|---|---|---|---|",
+    ]
     for name, what in WHAT.items():
         numbers = [number(kind, name) for kind in KINDS]
         mine = [found[kind, name] for kind in KINDS if (kind, name) in found]

@@ -104,7 +104,9 @@ def test_one_number_is_one_history():
     told = []
     for _ in range(2):
         counts = Counts()
-        trace = [line for line in shown(play(profile, counts)).splitlines() if "/probe/" not in line]
+        trace = [
+            line for line in shown(play(profile, counts)).splitlines() if "/probe/" not in line
+        ]
         told.append((trace, dict(counts)))
     assert told[0] == told[1]
 
