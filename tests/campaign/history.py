@@ -41,7 +41,7 @@ FEATURES = (
 
 @dataclass(frozen=True)
 class Profile:
-    """What a history is made of; each feature is on or off."""
+    """What a history is made of; each feature is on or off, and three times as bad if harsh."""
 
     seed: int
     features: frozenset[str]
@@ -51,6 +51,7 @@ class Profile:
     anchor_every: int
     keep: int
     chaos_s: float = CHAOS_S
+    is_harsh: bool = False
 
     @classmethod
     def drawn(cls, seed: int) -> Profile:
@@ -229,7 +230,8 @@ class History:
         rng = self.simulation.rng
 
         def rate(feature: str, most: float) -> float:
-            return rng.uniform(0, most) if self.has(feature) else 0.0
+            drawn = 3 * most if self.profile.is_harsh else rng.uniform(0, most)
+            return drawn if self.has(feature) else 0.0
 
         return Troubles(
             refused=rate("refused", 0.1),

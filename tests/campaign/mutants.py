@@ -146,7 +146,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "takes a failed put for done": Mutant(
         lambda: mock.patch.multiple(
-            objects.FrameWriter, _put=_swallows, is_confirmed=lambda _: True
+            objects.FrameWriter, _put=_swallows, is_confirmed=mock.Mock(return_value=True)
         ),
         frozenset({"I20", "I26"}),
         frozenset({"full", "refused"}),
@@ -155,6 +155,7 @@ MUTANTS: dict[str, Mutant] = {
         _patch(committer.Committer, "note_attempt", _forgets_that_it_asked),
         frozenset({"I20", "I26"}),
         frozenset({"lost", "late", "cuts"}),
+        (("is_harsh", True),),
     ),
     "puts objects where a delete is under way": Mutant(
         _patch(objects.FrameWriter, "discard", _never_doomed),
@@ -203,7 +204,8 @@ MUTANTS: dict[str, Mutant] = {
     "believes what it misread": Mutant(
         _patch(view.View, "_forget_misread", lambda _: False),
         frozenset({"I03"}),
-        frozenset({"flips", "kills"}),
+        frozenset({"flips"}),
+        (("is_harsh", True), ("has_key", False), ("num_readers", 4), ("keep", 50)),
     ),
     "leaves a delta of the plan out": Mutant(
         _patch(fetcher.Fetcher, "_plan", lambda self, *a: _shorter(self, *a)),

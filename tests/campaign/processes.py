@@ -1,4 +1,4 @@
-"""The same with real processes, real files and a real server: killed, stopped and cut off at random.
+"""The same with real processes, files and a server: killed, stopped, cut off at random.
 
 `python -m tests.campaign.processes files --seconds 60` plays a round; children are forked, so that
 one starts in milliseconds and dies at any instruction.
@@ -393,7 +393,7 @@ def _object_server(seed: int) -> Iterator[tuple[str, Callable[[float], None]]]:
 
 
 def _serve(pipe, seed: int) -> None:
-    """Serves until it is killed: one request in 30 is lost, refused, answered late, cut, flipped."""
+    """Serves until it is killed: one request in 30 is lost, refused, late, cut or flipped."""
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from object_double import serve_bucket
     from object_proxy import Trouble, serve_proxy

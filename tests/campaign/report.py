@@ -52,7 +52,7 @@ def read(path: Path) -> tuple[list[dict[str, str]], list[str]]:
     """Rows, and the lines about the runs."""
     lines = path.read_text().splitlines()
     body = "\n".join(line for line in lines if not line.startswith("# "))
-    return list(csv.DictReader(io.StringIO(body))), [l[2:] for l in lines if l.startswith("# ")]
+    return list(csv.DictReader(io.StringIO(body))), [x[2:] for x in lines if x.startswith("# ")]
 
 
 def table(path: Path = CSV) -> str:

@@ -20,7 +20,7 @@ class KilledError(BaseException):
 
 
 class Process:
-    """One process: its clock, and whether it is alive. `wall_offset_s` is how wrong its clock is."""
+    """One process: its clock, `wall_offset_s` wrong, and whether it is alive."""
 
     def __init__(self, simulation: Simulation, name: str) -> None:
         self.simulation = simulation
@@ -79,7 +79,7 @@ class Simulation:
                     work(process)
             except KilledError:
                 pass
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001 - `run` raises it
                 self._failure = self._failure or error
             process.is_done = True
             self._back.release()
@@ -120,7 +120,7 @@ class Simulation:
             process.thread.join(_STUCK_S)
 
     def pause(self, process: Process, seconds: float) -> None:
-        """Returns after that time in the process that calls it; KilledError if it died meanwhile."""
+        """Returns to the process after that time; KilledError if it died meanwhile."""
         if process.is_dead:
             raise KilledError
         at_s = max(self.now_s + seconds, process.stopped_until_s)

@@ -1,4 +1,4 @@
-"""The campaign of docs/reliability.md: a sample here, more with `.ci/run`, all of it in make test-long."""
+"""The campaign of docs/reliability.md: a sample, more with `.ci/run`, all in make test-long."""
 
 from __future__ import annotations
 

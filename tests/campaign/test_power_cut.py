@@ -1,4 +1,4 @@
-"""I28: what is committed outlives the machine: copies of a disk, taken at every sync, are mounted."""
+"""I28: what is committed outlives the machine: copies of a disk at every sync are mounted."""
 
 from __future__ import annotations
 
