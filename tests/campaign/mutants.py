@@ -114,7 +114,7 @@ def _contradicted() -> Iterator[None]:
             return enter(record, digest, run)
 
     with (
-        mock.patch.object(view.View, "_check_continues", lambda *_: None),
+        mock.patch.object(view.View, "_check_continues", mock.Mock()),
         mock.patch.object(view, "follow", lenient),
         mock.patch.object(log, "follow", lenient),
     ):
