@@ -61,7 +61,7 @@ def _play(options: argparse.Namespace, profile_of) -> int:
     seeds = range(int(first), int(last))
     if options.seed is not None:
         seeds = range(options.seed, options.seed + 1)
-    counts, start_s = Counts(), time.perf_counter()
+    counts, start_s, played = Counts(), time.perf_counter(), commit()
     failed: dict[int, str] = {}
     for seed in seeds:
         profile = profile_of(seed)
@@ -81,7 +81,7 @@ def _play(options: argparse.Namespace, profile_of) -> int:
         found = {
             "kind": "simulated",
             "command": f"python -m tests.campaign --seeds {options.seeds}",
-            "commit": commit(),
+            "commit": played,
             "seeds": [seeds.start, seeds.stop],
             "seconds": round(seconds),
             "trials": counts,

@@ -446,7 +446,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--json", type=Path, help="where to write the figures")
     options = parser.parse_args(arguments)
     first, last = (int(number) for number in options.seeds.split(":"))
-    counts, failed, start_s = Counts(), {}, time.monotonic()
+    counts, failed, start_s, played = Counts(), {}, time.monotonic(), commit()
     for seed in range(first, last):
         with tempfile.TemporaryDirectory(prefix="gymfast-campaign-") as folder:
             try:
@@ -458,7 +458,7 @@ def main(arguments: list[str]) -> int:
         "kind": options.kind,
         "command": f"python -m tests.campaign.processes {options.kind} "
         f"--seeds {options.seeds} --seconds {options.seconds:g}",
-        "commit": commit(),
+        "commit": played,
         "seeds": [first, last],
         "seconds": round(time.monotonic() - start_s),
         "trials": counts,
