@@ -159,7 +159,7 @@ MUTANTS: dict[str, Mutant] = {
     ),
     "puts objects where a delete is under way": Mutant(
         _patch(objects.FrameWriter, "discard", _never_doomed),
-        frozenset({"I20", "I26"}),
+        frozenset({"I20", "I26", "I26 leases"}),
         frozenset({"late", "refused", "full"}),
     ),
     "deletes without reading the leases": Mutant(
