@@ -11,7 +11,7 @@ WHAT = {
     "I20": "looks at a reader: exactly a committed version, or nothing is served",
     "I21": "publishers killed: what was committed stays, the next publisher goes on",
     "I22": "places of a log that were written: one record each, versions contiguous",
-    "I22 races": "places of a log that two processes wanted",
+    "I22 races": "places of a log that were wanted and already taken",
     "I23": "publishers that were replaced: nothing committed, refused for ever",
     "I26": "deletes of retention: nothing that a kept version or a reader with a lease needs",
     "I26 leases": "deletes while a reader with a lease was reading",

@@ -181,6 +181,7 @@ class WayStore:
             ground.effect(process, operation, key, blob)
         except ConflictError:
             ground.note(process.name, operation, key, "exists")
+            ground.watch(process, "exists", key, None, None)
             raise
         ground.note(process.name, operation, key, how or "done")
         if how == "lost":

@@ -342,6 +342,7 @@ class History:
         for name, number in self.ground.num_faults.items():
             self.counts[f"calls {name}"] += number
         self.counts["calls"] += len(self.ground.trace)
+        self.counts["histories"] += 1
 
     def _check_store(self, scene: Scene) -> None:
         """The store is whole; with a key, the key is nowhere."""

@@ -67,6 +67,8 @@ class Model:
             self._written(who, operation, key, old, new)
         elif operation == "delete":
             self._deleted(name, key, old)
+        elif operation == "exists":
+            self.counts["I22 races"] += number_of(key, self.keys.log_prefix) is not None
         else:
             self._looked(name, operation, key)
 
