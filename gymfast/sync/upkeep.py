@@ -87,11 +87,16 @@ class Upkeep:
 
     def clean_leftovers(self) -> None:
         """What earlier publishers left goes before the first version: it may be in its way."""
-        if self._must_read_all and not self._committer.has_open_attempts:
+        if self._must_read_all:
             self.clean_if_due()
 
     def clean_if_due(self) -> tuple[CleanReport | None, float]:
-        """What retention did, if the floor moved or something was left over, and seconds."""
+        """What retention did, if the floor moved or something was left over, and seconds.
+
+        It waits while a record that was given up may be there: its objects look left over.
+        """
+        if self._committer.has_open_attempts:
+            return None, 0.0
         records = self._committer.records
         start_s = time.perf_counter()
         try:

@@ -19,7 +19,7 @@ from sync.harness import (
     zeros_like,
 )
 
-from gymfast.errors import ChainError, FormatError, StoreError
+from gymfast.errors import ChainError, FormatError, NotFoundError, StoreError
 from gymfast.stores import MemoryStore
 from gymfast.sync.cleaner import collect
 from gymfast.sync.fsck import fsck
@@ -281,3 +281,48 @@ def test_I32_a_claim_in_the_place_that_is_held_is_no_misread():
         follower.pull()
     assert follower.version == 1
     assert_same(live, STATES[1])
+
+
+def test_I26_retention_waits_while_an_anchor_may_be_there_after_all():
+    """The record of an anchor is committed, but nobody can know: its objects are not left over."""
+    inner, clock = MemoryStore(), ManualClock()
+    store = FaultyStore(inner)
+    source = publisher(store, clock=clock, anchor_every=2, keep=1, timeout_s=5.0)
+    for weights in STATES[:2]:
+        source.publish(weights)
+    place = KEYS.record(5)
+
+    def fault(_: int, operation: str, key: str) -> str:
+        if key != place:
+            return ""
+        return "after" if operation == "create" else "before"
+
+    store.arm(fault)
+    source.publish(STATES[2])
+    store.arm(None)
+    assert records_of(inner)[-1].seq == 5
+    assert not fsck(inner, RUN).damage
+    source.publish(STATES[3])
+    assert not fsck(inner, RUN).damage
+
+
+@pytest.mark.parametrize("hidden", [3, 4])
+def test_I26_retention_takes_no_objects_while_a_record_is_not_visible(hidden):
+    class Late(PassThroughStore):
+        """One record of the log is visible to nobody yet."""
+
+        def list(self, prefix):
+            return (k for k in self.inner.list(prefix) if k != KEYS.record(hidden))
+
+        def get(self, key, *, max_bytes):
+            if key == KEYS.record(hidden):
+                raise NotFoundError(f"get '{key}': not visible yet")
+            return self.inner.get(key, max_bytes=max_bytes)
+
+    inner = MemoryStore()
+    source = publisher(inner)
+    for weights in STATES[:4]:
+        source.publish(weights)
+    publisher(inner)
+    collect(Late(inner), RUN, keep=50)
+    assert not fsck(inner, RUN).damage
