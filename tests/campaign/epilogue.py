@@ -122,7 +122,7 @@ def _roll_back(history: History, scene: Scene) -> None:
         if number == 0:
             source = _publisher(history, scene, process)
         weights = _other(scene, weights)
-        fork = source.publish(weights)
+        fork = source.publish(weights, anchor=number > 1)
         if fork.version > (held or 0):
             _note(scene, fork, weights)
     try:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import csv
+import logging
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -240,24 +243,25 @@ def seed_that_catches(name: str, seeds: range) -> tuple[int, ViolationError] | N
     return None
 
 
-def main() -> int:
-    """Writes which history shows which bug (docs/reliability.md)."""
-    import csv
-    import logging
-
+def main(names: list[str]) -> int:
+    """Writes which history shows which bug (docs/reliability.md); with names, only theirs."""
     from tests.campaign.report import MUTANTS_CSV
 
     logging.disable(logging.CRITICAL)
+    known: dict[str, tuple[str, ...]] = {}
+    if names:
+        with MUTANTS_CSV.open() as file:
+            known = {row[0]: tuple(row) for row in csv.reader(file)}
+    for name in names or MUTANTS:
+        found = seed_that_catches(name, range(MAX_SEEDS))
+        assert found is not None, name
+        known[name] = (name, str(found[0]), found[1].invariant)
     with MUTANTS_CSV.open("w", newline="") as out:
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(("mutant", "seed", "invariant"))
-        for name in MUTANTS:
-            found = seed_that_catches(name, range(MAX_SEEDS))
-            assert found is not None, name
-            writer.writerow((name, found[0], found[1].invariant))
-            out.flush()
+        writer.writerows(known[name] for name in MUTANTS if name in known)
     return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main(sys.argv[1:]))

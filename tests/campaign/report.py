@@ -30,22 +30,38 @@ def write(files: list[Path], path: Path = CSV) -> None:
     """The CSV of these runs: figures of one kind are added up."""
     trials: Counter[tuple[str, str]] = Counter()
     broken: Counter[tuple[str, str]] = Counter()
-    lines = []
+    runs: dict[tuple[str, str], list[dict]] = {}
     for file in files:
         run = json.loads(file.read_text())
         kind = run["kind"]
         trials.update({(kind, name): number for name, number in run["trials"].items()})
         broken.update((kind, invariant) for invariant in run["violations"].values())
-        lines.append(
-            f"# {kind}: {run['command']}, commit {run['commit']}, {run['seconds']} s: "
-            f"{len(run['violations'])} of {run['seeds'][1] - run['seeds'][0]} broken"
-        )
+        runs.setdefault((kind, run["commit"]), []).append(run)
+    lines = [_told(*which, found) for which, found in sorted(runs.items())]
     with path.open("w", newline="") as out:
-        out.write("\n".join([*sorted(lines), ""]))
+        out.write("\n".join([*lines, ""]))
         writer = csv.writer(out, lineterminator="\n")
         writer.writerow(COLUMNS)
         for kind, name in sorted(trials.keys() | broken.keys()):
             writer.writerow((kind, name, trials[kind, name], broken[kind, name]))
+
+
+def _told(kind: str, commit: str, runs: list[dict]) -> str:
+    """What was run, in one line: seeds in a row are one range."""
+    ranges: list[list[int]] = []
+    for first, last in sorted(run["seeds"] for run in runs):
+        if ranges and ranges[-1][1] == first:
+            ranges[-1][1] = last
+        else:
+            ranges.append([first, last])
+    command = runs[0]["command"].split(" --seeds ")
+    seeds = " and ".join(f"{first}:{last}" for first, last in ranges)
+    rest = command[1].partition(" ")[2]
+    num_broken = sum(len(run["violations"]) for run in runs)
+    return (
+        f"# {kind}: `{command[0]} --seeds {seeds}{' ' + rest if rest else ''}` at commit {commit}: "
+        f"{num_broken} broken of {sum(last - first for first, last in ranges)}"
+    )
 
 
 def read(path: Path) -> tuple[list[dict[str, str]], list[str]]:
