@@ -63,7 +63,7 @@ def _with_epochs(records, *arguments, **options) -> Deletion:
     return Deletion(tuple(sorted(seq for seq in records if seq < floor)), found.objects)
 
 
-def _swallows(self: objects.FrameWriter, data: bytearray) -> None:
+def _swallows(self: objects.FrameWriter, data: bytearray) -> list[objects.ObjectRef]:
     """A failed put counts as done."""
     import hashlib
 
@@ -72,7 +72,7 @@ def _swallows(self: objects.FrameWriter, data: bytearray) -> None:
         self.store.put(self.keys.object(self.epoch, ref.digest), bytes(data))
     except StoreError:
         self.doomed.clear()
-    self.refs.append(ref)
+    return [ref]
 
 
 def _without_key(blob: bytes, where: str, key: bytes | None = None):
