@@ -121,6 +121,8 @@ class _Claim:
         try:
             found, digest = self._log.read_agreed(self.tip.seq + 1)
             entry = follow(self.tip, found, digest, self._log.keys.run)
+        except NotFoundError:
+            return Answer.ABSENT
         except (FormatError, ChainError):
             self.tip = self._log.salvaged_tip()
         else:

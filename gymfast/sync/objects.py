@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -46,6 +46,8 @@ class FrameWriter:
     A store that is far away gets small objects first, several at once, while the frame is made.
     `seconds` is the time for which the maker of the frame waited for puts. `creates`: objects are
     created, and only those that are there already are put; the store must have create-only writes.
+    `named` are the keys that other records need: they are not new, even where their lengths are
+    shown late.
     `doomed` are keys whose delete was asked for without an answer: it may still come, so nothing is
     put there again.
     """
@@ -55,6 +57,7 @@ class FrameWriter:
     epoch: int
     object_bytes: int
     creates: bool = False
+    named: Collection[str] = frozenset()
     doomed: set[str] = field(default_factory=set)
     seconds: float = 0.0
     refs: list[ObjectRef] = field(default_factory=list)
@@ -158,9 +161,10 @@ class FrameWriter:
             except ConflictError:
                 self.store.put(key, memoryview(data))  # it may be damaged
             else:
-                self._made.append(key)
+                if key not in self.named:
+                    self._made.append(key)
             return [ref]
-        if not self._is_there(key):
+        if key not in self.named and not self._is_there(key):
             self._made.append(key)
         self.store.put(key, memoryview(data))
         return [ref]

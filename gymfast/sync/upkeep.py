@@ -60,6 +60,15 @@ class Upkeep:
         return [record for record in ordered if isinstance(record, StateRecord)]
 
     @property
+    def named_objects(self) -> frozenset[str]:
+        """The keys of all objects that the records of states name."""
+        return frozenset(
+            self._keys.object(record.epoch, ref.digest)
+            for record in self.states
+            for ref in record.frame.objects
+        )
+
+    @property
     def anchor_bytes(self) -> int | None:
         """Size of the newest anchor; None if the next version has to be one."""
         full = self.newest_full
