@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
@@ -17,6 +17,7 @@ from gymfast.sync.keys import RunKeys, Span, number_of, object_of
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import LeaseRecord, LogRecord
+from gymfast.sync.objects import delete_noted
 from gymfast.sync.reader_status import read_statuses
 from gymfast.sync.retention import (
     deletion,
@@ -86,13 +87,17 @@ def collect(
 
 @dataclass(frozen=True)
 class Cleaner:
-    """Retention of one run; `is_owner` is True for its publisher, between two commits."""
+    """Retention of one run; `is_owner` is True for its publisher, between two commits.
+
+    `doomed` takes the keys whose delete was asked for without an answer.
+    """
 
     store: Store
     keys: RunKeys
     clock: Clock
     keep: int
     is_owner: bool
+    doomed: set[str] = field(default_factory=set)
 
     def clean(
         self,
@@ -207,7 +212,7 @@ class Cleaner:
     def _delete(self, keys: list[str]) -> Iterator[str]:
         for key in keys:
             try:
-                self.store.delete(key)
+                delete_noted(self.store, key, self.doomed)
             except StoreError as error:
                 _log.warning("retention of run '%s' goes on without: %s", self.keys.run, error)
                 yield f"{key}: {error}"

@@ -25,7 +25,7 @@ from gymfast.sync.manifest import (
     parse_hint,
     parse_log_record,
 )
-from gymfast.sync.objects import digest_at, read_whole
+from gymfast.sync.objects import agreed, digest_at, read_whole, settled
 from gymfast.sync.requests import MAX_REQUESTS, Pending, Requests
 from gymfast.sync.signatures import Key, check_key
 
@@ -67,9 +67,21 @@ class Log:
         Raises NotFoundError if it is absent, FormatError if it is damaged, too long, or that of
         another place or run.
         """
-        key = self.keys.record(seq)
-        where = f"'{key}' in {self.store.url}"
-        blob = read_whole(self.store, key, MAX_RECORD_BYTES)
+        return self._parsed(seq, self._blob(seq))
+
+    def read_agreed(self, seq: int) -> Found:
+        """As `read`, from bytes that two reads agree on: for what cannot be taken back."""
+        return self._parsed(seq, agreed(lambda: self._blob(seq)))
+
+    def read_settled(self, seq: int) -> Found:
+        """As `read`, but damaged only if two reads agree."""
+        return settled(lambda: self._blob(seq), lambda blob: self._parsed(seq, blob))
+
+    def _blob(self, seq: int) -> bytes:
+        return read_whole(self.store, self.keys.record(seq), MAX_RECORD_BYTES)
+
+    def _parsed(self, seq: int, blob: bytes) -> Found:
+        where = f"'{self.keys.record(seq)}' in {self.store.url}"
         try:
             record = parse_log_record(blob, where, self.key)
         except FormatError as error:
@@ -98,9 +110,13 @@ class Log:
         records: dict[int, LogRecord] = {}
         damaged: set[int] = set()
         foreign: set[int] = set()
-        for seq in self.places():
+        previous = ""
+        for seq in reversed(self.places()):
             try:
-                records[seq] = self.read(seq)[0]
+                records[seq], digest = self.read_settled(seq)
+                if digest != previous:  # what is deleted depends on it, and nothing vouches for it
+                    records[seq], digest = self.read_agreed(seq)
+                previous = records[seq].previous
             except NotFoundError:
                 continue
             except FormatError as error:
@@ -108,7 +124,7 @@ class Log:
                 (foreign if error.number == NUMBER_MAC else damaged).add(seq)
         if foreign and not records:
             raise self.foreign_run(len(foreign))
-        return records, frozenset(damaged)
+        return dict(sorted(records.items())), frozenset(damaged)
 
     def foreign_run(self, num_records: int) -> FormatError:
         """The error for a run none of whose records is signed with our key."""
@@ -233,7 +249,7 @@ class Log:
         for seq in self.places():
             epoch, version, digest = tip.epoch, tip.version, ""
             try:
-                record, digest = self.read(seq)
+                record, digest = self.read_agreed(seq)
             except NotFoundError:
                 continue
             except FormatError as error:
@@ -241,9 +257,9 @@ class Log:
                 self.raise_if_foreign(error)
                 epoch, version = epoch + 1, None if version is None else version + 1
             else:
-                epoch = max(epoch, record.epoch)
+                epoch = record.epoch
                 if isinstance(record, StateRecord):
-                    version = max(version or 0, record.version)
+                    version = record.version
             tip = Tip(seq, digest, epoch, version, "")
         if tip.seq and not tip.record:
             tip = replace(tip, record=digest_at(self.store, self.keys.record(tip.seq)))
@@ -266,9 +282,15 @@ class Log:
         what = f"record {seq} of run '{self.keys.run}' is missing, but there are later ones"
         self.damage = self.damage or what
 
+    def _settled(self, seq: int, read: Pending[Found]) -> Found:
+        try:
+            return read.result()
+        except FormatError:
+            return self.read_agreed(seq)
+
     def _if_sound(self, seq: int, read: Pending[Found]) -> Found | None:
         try:
-            record, digest = read.result()
+            record, digest = self._settled(seq, read)
         except NotFoundError:
             return None
         except FormatError as error:

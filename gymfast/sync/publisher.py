@@ -277,6 +277,7 @@ class Publisher:
             self._keys,
             self.epoch,
             self._settings.object_bytes,
+            doomed=self._upkeep.doomed,
             creates=self._store.num_ahead > 0 and not self._is_single_writer,
             named=self._upkeep.named_objects,
         )

@@ -89,7 +89,8 @@ def deletion(
     `records` are all that the log holds, `damaged` the places with something else, `objects`
     (epoch, digest) all that are stored. Objects of the newest epoch may be of a commit in flight:
     only its publisher (`is_owner`), between two commits, may delete them. Objects of a newer epoch
-    than the newest known are never touched.
+    than the newest known are never touched. While a place from the floor on is missing, no object
+    goes: a record that is not visible yet may name it.
     """
     passing = {seq for seq, record in records.items() if not isinstance(record, EpochRecord)}
     gone = tuple(sorted(seq for seq in passing.union(damaged) if seq < floor))
@@ -99,6 +100,9 @@ def deletion(
         if seq >= floor and isinstance(record, StateRecord)
         for ref in record.frame.objects
     }
+    taken = records.keys() | set(damaged)
+    if any(seq not in taken for seq in range(max(floor, 1), max(taken, default=0))):
+        return Deletion(gone, ())
     last_epoch = newest_epoch if is_owner else newest_epoch - 1
     loose = tuple(sorted(o for o in objects if o[0] <= last_epoch and o not in needed))
     return Deletion(gone, loose)

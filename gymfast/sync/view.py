@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from itertools import count
 
 from gymfast.errors import ChainError, FormatError, NotFoundError
 from gymfast.sync.chain import Costs, Entry, Plan, Tip, end_of, follow, is_full, needs_no_base, plan
 from gymfast.sync.clock import Clock
 from gymfast.sync.log import Found, Log
-from gymfast.sync.manifest import FoldRecord, VersionRecord
+from gymfast.sync.manifest import EpochRecord, FoldRecord, VersionRecord
 from gymfast.sync.requests import Pending
 from gymfast.sync.watching import watch
 
@@ -61,8 +62,12 @@ class View:
         Raises ChainError for a log that does not continue what this reader has seen.
         """
         before = self._end
-        if before is None or not self._follow(before):
-            self._load_if_needed(before)
+        try:
+            self._extend(before)
+        except ChainError:
+            if not self._forget_misread():
+                raise
+            self._extend(self._end)
         if self._end != before:
             self.moved_s = self._clock.monotonic_s()
             self._gap_since_s = None
@@ -167,6 +172,35 @@ class View:
                 return planned(entries, target)
             return self._newest_reachable(planned, entries)
 
+    def _extend(self, end: Tip | None) -> None:
+        if end is None or not self._follow(end):
+            self._load_if_needed(end)
+
+    def _forget_misread(self) -> bool:
+        """True if the log contradicts only what this reader took in wrong, which is put right.
+
+        A record that came back damaged may parse, and only the one after it tells. So what is not
+        installed is read again; of the place that is held, the record is taken as it is now, if it
+        has the same state.
+        """
+        is_changed, self.entries = bool(self.entries), []
+        held = self.held
+        if held is None:
+            return is_changed
+        try:
+            record, digest = self._log.read_agreed(held.seq)
+        except (NotFoundError, FormatError):
+            return is_changed
+        if digest == held.record or isinstance(record, EpochRecord):
+            return is_changed
+        if (record.epoch, record.version, record.root) != (held.epoch, held.version, held.root):
+            return is_changed
+        _log.warning("record %d was misread: its digest is %s", held.seq, digest)
+        self.held = replace(held, record=digest)
+        if self.applied is not None and self.applied.seq == held.seq:
+            self.applied = self.held
+        return True
+
     @property
     def _starts(self) -> dict[int, Tip]:
         """Places at which the log may be entered, as a fold leads there from nothing."""
@@ -201,6 +235,8 @@ class View:
             tip = added[-1].tip if added else end
             try:
                 record, digest = read.result()
+                if isinstance(record, EpochRecord):  # it has no state by which to know it again
+                    record, digest = self._log.read_agreed(tip.seq + 1)
             except NotFoundError:
                 break
             except FormatError as error:
