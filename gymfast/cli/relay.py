@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from gymfast.cli.delta.key import read_frame_key
-from gymfast.cli.options import EXISTING_FILE, store_argument
+from gymfast.cli.options import EXISTING_FILE, bwlimit_option, store_argument
 from gymfast.cli.output import Output, with_output
 
 _EPILOG = """\b
@@ -16,6 +16,9 @@ Examples:
   export GYMFAST_RELAY_KEY_FILE=relay.key
   gymfast sync watch relay://10.0.0.1:7080 replica/ --run demo
 """
+
+
+_MIN_BYTES_PER_S = 2 << 20
 
 
 @click.command("relay", epilog=_EPILOG)
@@ -50,6 +53,7 @@ Examples:
     metavar="S",
     help="Seconds for which an answer of STORE counts.",
 )
+@bwlimit_option
 @with_output
 def command(
     output: Output,
@@ -60,6 +64,7 @@ def command(
     cache_dir: Path | None,
     cache_gb: float,
     freshness: float,
+    bwlimit: int | None,
 ) -> None:
     """Serve STORE to the readers of a site, each object fetched once.
 
@@ -70,9 +75,15 @@ def command(
     """
     from gymfast.stores import open_store
     from gymfast.stores.store_server import StoreServer
+    from gymfast.sync.bandwidth import limited
     from gymfast.sync.relay import RelayCache, is_of_reader
 
-    upstream, num_bytes = open_store(store), int(cache_gb * 1e9)
+    if bwlimit is not None and bwlimit < _MIN_BYTES_PER_S:
+        raise click.UsageError(
+            f"--bwlimit of a relay is at least {_MIN_BYTES_PER_S >> 20}M: its readers wait for a "
+            "piece of 8 MiB, and give up after a minute"
+        )
+    upstream, num_bytes = limited(open_store(store), bwlimit), int(cache_gb * 1e9)
     relay = RelayCache(upstream, max_bytes=num_bytes, folder=cache_dir, freshness_s=freshness)
     key = read_frame_key(key_file)
     try:

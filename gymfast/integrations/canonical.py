@@ -24,6 +24,7 @@ from gymfast.sync import State as TargetState
 from gymfast.sync.chain import EMPTY_ROOT
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.reader_status import StatusReporter, period_s, reader_name
+from gymfast.sync.signatures import Key
 
 _Mark = tuple[str, tuple[int, ...], Digest]
 
@@ -53,7 +54,7 @@ class CanonicalCopy:
         *,
         staging_dir: str | None = None,
         timeout_s: float = 60.0,
-        key: bytes | None = None,
+        key: Key | None = None,
     ) -> CanonicalCopy:
         """A copy of no tensors that takes versions of a run. Raises what `Subscriber` raises.
 

@@ -61,6 +61,7 @@ class GymfastEngine:
         staging_dir: str | None = None,
         timeout_s: float = 600.0,
         key_file: str | None = None,
+        public_key_file: str | None = None,
         device: str | None = None,
         is_layout_plain: bool = False,
         release_after_refit: bool = False,
@@ -69,7 +70,8 @@ class GymfastEngine:
         """Batches of at most `bucket_size` bytes (or one tensor) go to `device`, the GPU if None.
 
         `timeout_s` bounds the wait for the version of a refit. `is_layout_plain` promises that vLLM
-        keeps experts and scales as they come. NeMo-RL reads `release_after_refit`.
+        keeps experts and scales as they come. NeMo-RL reads `release_after_refit`. The policy signs
+        with `key_file`; it also checks signatures, unless `public_key_file` is given for that.
         Raises ValueError for settings that cannot be used, GymfastError for an unknown NeMo-RL.
         """
         check_api()
@@ -81,8 +83,9 @@ class GymfastEngine:
         self.release_after_refit = release_after_refit
         self._bucket_size, self._device, self._timeout_s = bucket_size, device, timeout_s
         self._is_layout_plain = is_layout_plain
-        self._follow = InitRequest(store, run, staging_dir, key_file=key_file).require_shared()
-        self._key = read_key_file(key_file) if key_file else None
+        checks = public_key_file or key_file
+        self._follow = InitRequest(store, run, staging_dir, key_file=checks).require_shared()
+        self._key_file = key_file
         self._next: int | None = None
         self._stream: RunStream | None = None
         self._copy: CanonicalCopy | None = None
@@ -102,7 +105,8 @@ class GymfastEngine:
         if not self._is_known:  # which end this is: it may be policy rank 0
             with suppress(NotFoundError):
                 store = open_store(self._follow.store)
-                newest = read_status(store, self._follow.run, key=self._key).newest
+                key = read_key_file(self._follow.key_file) if self._follow.key_file else None
+                newest = read_status(store, self._follow.run, key=key).newest
         return {"newest": newest and newest.version}
 
     def init_policy_process_group(self, *, worker_rank: int, metadata: list[Any], **_: int) -> None:
@@ -110,7 +114,8 @@ class GymfastEngine:
         newest = self._agree(metadata)
         if worker_rank != 0 or self._stream is not None:
             return
-        publisher = Publisher(self._follow.store, self._follow.run, key=self._key)
+        key = read_key_file(self._key_file) if self._key_file else None
+        publisher = Publisher(self._follow.store, self._follow.run, key=key)
         if publisher.version != newest:
             raise ChainError(
                 f"run '{self._follow.run}' went from version {newest} to {publisher.version} "

@@ -20,12 +20,14 @@ _Seconds = Annotated[float, msgspec.Meta(gt=0)]
 class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Which run, and how it is written and read.
 
+    `key_file` signs, and checks too unless `public_key_file` is given for that.
     `timeout_s` bounds each wait for the store, `sync_timeout_s` each wait for the other side.
     """
 
     store: _Text
     run: _Text
     key_file: str | None = None
+    public_key_file: str | None = None
     staging_dir: str | None = None
     timeout_s: _Seconds = 60.0
     sync_timeout_s: _Seconds = 1800.0
@@ -62,6 +64,5 @@ class RunOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
 
     def follow(self) -> CanonicalCopy:
         """A copy of no tensors yet. Raises what `InitRequest.open` raises."""
-        return InitRequest(
-            self.store, self.run, self.staging_dir, self.timeout_s, self.key_file
-        ).open()
+        key_file = self.public_key_file or self.key_file
+        return InitRequest(self.store, self.run, self.staging_dir, self.timeout_s, key_file).open()

@@ -82,7 +82,7 @@ def _relay(url: str, rest: str) -> Store:
 
     The key of the relay is in the file that GYMFAST_RELAY_KEY_FILE names.
     """
-    from gymfast.key_file import read_key_file
+    from gymfast.key_file import read_shared_key_file
     from gymfast.stores.fallback import FallbackStore
     from gymfast.stores.remote import RemoteStore
 
@@ -91,7 +91,7 @@ def _relay(url: str, rest: str) -> Store:
     address, _, behind = rest[2:].partition(",")
     key_file = os.environ.get("GYMFAST_RELAY_KEY_FILE")
     try:
-        key = read_key_file(key_file) if key_file else None
+        key = read_shared_key_file(key_file) if key_file else None
     except OSError as error:
         raise ValueError(
             f"GYMFAST_RELAY_KEY_FILE is '{key_file}', which cannot be read: {error.strerror}"

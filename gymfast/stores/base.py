@@ -146,6 +146,15 @@ def copied(data: Blob | Iterable[Blob]) -> bytes:
     return bytes(joined)
 
 
+def put_memory_bytes(store: Store) -> int:
+    """What a put of a large object holds beside the bytes of the caller, as the store says.
+
+    A store whose attribute `put_memory_bytes` is not there holds next to nothing.
+    """
+    found: int = getattr(store, "put_memory_bytes", 0)
+    return found
+
+
 def _check_text(text: str, what: str) -> None:
     if not isinstance(text, str):
         raise TypeError(f"{what} {_shown(text)} is {type(text).__name__}, not str")

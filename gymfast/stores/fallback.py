@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar
 
 from gymfast.errors import ConflictError, NotFoundError, StoreError
-from gymfast.stores.base import Blob, Store, copied
+from gymfast.stores.base import Blob, Store, copied, put_memory_bytes
 
 RETRY_AFTER_S = 10.0
 """How long the first store is left alone after it failed."""
@@ -28,6 +28,7 @@ class FallbackStore:
     def __init__(self, first: Store, second: Store) -> None:
         self.url = f"{first.url},{second.url}"
         self.num_ahead = first.num_ahead
+        self.put_memory_bytes = max(map(put_memory_bytes, (first, second)))
         self._first = first
         self._second = second
         self._not_before_s = 0.0

@@ -50,6 +50,7 @@ class ObjectStore:
     """
 
     num_ahead = NUM_PARALLEL
+    put_memory_bytes = PUT_MEMORY_BYTES
 
     _started_in: ClassVar[int | None] = None
 

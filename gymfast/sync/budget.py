@@ -11,6 +11,8 @@ SECTION_BYTES = 128 << 20
 """Bytes of the sections that are under way at once: new values, block tables and copies of 2^23
 units, twice. Source: docs/wire-format.md section 10."""
 _RESERVE_RATIO = 0.1  # of the available memory, left to everybody else
+_LEAST_PIECE_BYTES = 256 << 10
+_COPIES = 2  # of a piece: as it comes, and as it is handed over
 
 
 @dataclass(frozen=True)
@@ -27,12 +29,43 @@ class MemoryPlan:
         return self.limit_bytes - self.snapshot_bytes - self.buffer_bytes
 
 
+@dataclass(frozen=True)
+class Reading:
+    """How frames are read: in pieces of so many bytes, with so many more under way."""
+
+    num_ahead: int
+    piece_bytes: int
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held beside those that were handed over."""
+        return _COPIES * (self.num_ahead + 1) * self.piece_bytes
+
+    @classmethod
+    def within(cls, room_bytes: int | None, num_ahead: int, piece_bytes: int) -> Reading:
+        """The quickest way to read in that memory (None: any), at most so much ahead.
+
+        Where there is no room for one piece they are smaller: a quarter MiB at least.
+        """
+        num_pieces = num_ahead + 1
+        if room_bytes is not None:
+            num_pieces = min(num_pieces, room_bytes // (_COPIES * piece_bytes))
+            if num_pieces == 0:
+                return cls(0, min(piece_bytes, max(room_bytes // _COPIES, _LEAST_PIECE_BYTES)))
+        return cls(num_pieces - 1, piece_bytes)
+
+
 def plan_memory(
-    snapshot_bytes: int, object_bytes: int, budget_bytes: int | None, resident_bytes: int = 0
+    snapshot_bytes: int,
+    object_bytes: int,
+    budget_bytes: int | None,
+    resident_bytes: int = 0,
+    put_bytes: int = 0,
 ) -> MemoryPlan:
     """The plan for a snapshot of that size within the budget (None: the memory there is).
 
-    `resident_bytes` is what the snapshot has already.
+    `resident_bytes` is what the snapshot has already, `put_bytes` what a put to the store takes
+    beside the object.
     Raises BudgetError with the numbers if snapshot and buffers do not fit.
     """
     free = available_bytes()
@@ -42,25 +75,30 @@ def plan_memory(
         what = f"of {available} bytes available {limit} may be used"
     else:
         limit, what = budget_bytes, f"the budget is {budget_bytes} bytes"
-    plan = MemoryPlan(snapshot_bytes, object_bytes + SECTION_BYTES, limit or 2**62)
+    buffer_bytes = object_bytes + put_bytes + SECTION_BYTES
+    plan = MemoryPlan(snapshot_bytes, buffer_bytes, limit or 2**62)
     if limit is not None and plan.undo_bytes < 0:
         raise BudgetError(
             f"publishing needs {snapshot_bytes} bytes for the snapshot, {object_bytes} for an "
-            f"object and {SECTION_BYTES} for sections, {snapshot_bytes + plan.buffer_bytes} in "
-            f"all, but {what}: raise memory_budget_bytes, lower object_bytes, or publish fewer "
-            "tensors"
+            f"object, {put_bytes} for its upload and {SECTION_BYTES} for sections, "
+            f"{snapshot_bytes + buffer_bytes} in all, but {what}: raise memory_budget_bytes, lower "
+            "object_bytes, or publish fewer tensors"
         )
     return plan
 
 
-def require_staging(num_bytes: int, limit_bytes: int | None, where: str) -> None:
-    """Nothing if frames of that size may be staged; BudgetError with the numbers if not."""
+def require_staging(num_bytes: int, limit_bytes: int | None, where: str) -> int | None:
+    """Bytes that are left if frames of that size are staged; None if nobody knows.
+
+    Raises BudgetError with the numbers if they may not be.
+    """
     limit = available_bytes() if limit_bytes is None else limit_bytes
     if limit is not None and num_bytes > limit:
         raise BudgetError(
             f"frames of {num_bytes} bytes are to be staged in {where}, the limit is {limit} bytes: "
             "raise max_staging_bytes, or give a staging_dir on disk"
         )
+    return None if limit is None else limit - num_bytes
 
 
 def available_bytes() -> int | None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from gymfast.delta.tensors import Weights
+from gymfast.stores.base import put_memory_bytes
 from gymfast.sync.budget import MemoryPlan, plan_memory
 from gymfast.sync.chain import EMPTY_ROOT, Tip
 from gymfast.sync.committer import Place
@@ -106,6 +107,7 @@ class Candidate:
             settings.object_bytes,
             settings.memory_budget_bytes,
             resident_bytes=snapshot.host_bytes,
+            put_bytes=self._put_bytes,
         )
         watch = _watcher(snapshot, size_bytes, advance)
         if snapshot.root is not None:
@@ -122,7 +124,12 @@ class Candidate:
         """True if the weights are the state of the tip; they are the committed state then."""
         settings = self._settings
         host_bytes = self._snapshot.host_bytes_for(weights)
-        plan_memory(host_bytes, settings.object_bytes, settings.memory_budget_bytes)
+        plan_memory(
+            host_bytes,
+            settings.object_bytes,
+            settings.memory_budget_bytes,
+            put_bytes=self._put_bytes,
+        )
         self._snapshot.copy(weights)
         if self._snapshot.new_root != self._tip.root:
             self._snapshot.drop()
@@ -133,6 +140,11 @@ class Candidate:
     def write_anchor(self) -> Written:
         """The full frame of the committed state."""
         return self._written("anchor", self._snapshot.anchor())
+
+    @property
+    def _put_bytes(self) -> int:
+        """Bytes that the put of an object takes beside it; a small one is copied once."""
+        return min(put_memory_bytes(self._writer.store), self._settings.object_bytes)
 
     def _from_snapshot(
         self,

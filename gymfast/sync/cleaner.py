@@ -27,6 +27,7 @@ from gymfast.sync.retention import (
     passed_folds,
     version_at,
 )
+from gymfast.sync.signatures import Key
 
 LEASE_GRACE_US = 60_000_000
 """Time after its expiry for which a lease still counts: clocks of two machines differ."""
@@ -64,7 +65,7 @@ def collect(
     *,
     keep: int,
     dry_run: bool = False,
-    key: bytes | None = None,
+    key: Key | None = None,
     clock: Clock | None = None,
 ) -> CleanReport:
     """Retention from outside, safe beside a live publisher.

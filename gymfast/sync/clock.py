@@ -44,6 +44,10 @@ class Deadline:
         self.timeout_s = timeout_s
         self._end_s = clock.monotonic_s() + timeout_s
 
+    def restart(self) -> None:
+        """Something arrived: all of the time is left again."""
+        self._end_s = self._clock.monotonic_s() + self.timeout_s
+
     @property
     def left_s(self) -> float:
         """Seconds left; 0 once it has passed."""

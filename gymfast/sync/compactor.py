@@ -20,8 +20,8 @@ from gymfast.sync.fold_maker import FoldMaker, FoldReport, FoldSettings, Held
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
 from gymfast.sync.machine import State
-from gymfast.sync.manifest import check_key
 from gymfast.sync.objects import DEFAULT_OBJECT_BYTES, check_object_bytes
+from gymfast.sync.signatures import Key, check_signing_key
 from gymfast.sync.subscriber import Subscriber
 
 DEFAULT_EVERY = 8
@@ -51,7 +51,7 @@ class Compactor:
         threads: int | None = None,
         object_bytes: int = DEFAULT_OBJECT_BYTES,
         timeout_s: float = 60.0,
-        key: bytes | None = None,
+        key: Key | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Opens the checkpoints in `folder`, which may not exist yet; nothing is read or written.
@@ -69,7 +69,7 @@ class Compactor:
         self._every = every
         self._anchor_every = anchor_every
         self._clock = clock or SystemClock()
-        self._log = Log(self._store, RunKeys(run), check_key(key))
+        self._log = Log(self._store, RunKeys(run), check_signing_key(key))
         self._folder = Path(folder).absolute()
         self._settings = FoldSettings(
             profile, backend, threads, check_object_bytes(object_bytes), timeout_s

@@ -186,16 +186,21 @@ class Fetcher:
 
     def _fetch_one(self, plan: Plan, step: Step, *, is_decoded: bool) -> StagedFrame:
         num_before, num_reads = self._num_bytes, 0
+        furthest = num_before
         # A fold is not worth waiting for: there is a way without it.
         deadline = Deadline(self._clock, 0.0 if step.is_fold else self._timeout_s)
         where = f"version {step.record.version} (record {step.record.seq})"
         error: StoreError | None = None
 
         def tick(num_bytes: int) -> None:
+            nonlocal furthest
             self._lease.renew()
             if self._guard is not None and self._guard.is_here:
                 self._require_kept(plan)
             self._num_bytes += num_bytes
+            if self._num_bytes > furthest:  # bytes that a repetition brings again are no progress
+                furthest = self._num_bytes
+                deadline.restart()
             if self._advance is not None:
                 self._advance(self._num_bytes, plan.num_bytes)
 

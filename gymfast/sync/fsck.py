@@ -26,6 +26,7 @@ from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import MAX_SMALL_RECORD_BYTES, ObjectRef, StateRecord, parse_hint
 from gymfast.sync.objects import read_whole
+from gymfast.sync.signatures import Key
 
 _PUBLISH_ANCHOR = "publish a full state: `gymfast sync publish --anchor`"
 Advance = Callable[[int, int], None]
@@ -53,7 +54,7 @@ def fsck(
     store: Store,
     run: str,
     *,
-    key: bytes | None = None,
+    key: Key | None = None,
     reads_objects: bool = True,
     advance: Advance | None = None,
 ) -> FsckReport:

@@ -27,6 +27,7 @@ from gymfast.sync.manifest import (
 )
 from gymfast.sync.objects import agreed, digest_at, read_whole, settled
 from gymfast.sync.requests import MAX_REQUESTS, Pending, Requests
+from gymfast.sync.signatures import Key, check_key
 
 MAX_GAP = 2**32
 """Places after the one before, beyond which only a sound record counts: no run gets there, and a
@@ -48,14 +49,15 @@ class Log:
         self,
         store: Store,
         keys: RunKeys,
-        key: bytes | None = None,
+        key: Key | None = None,
         *,
         is_single_writer: bool = False,
     ) -> None:
         self.store = store
         self.keys = keys
-        self.key = key
+        self.key = check_key(key)
         self.damage = ""
+        self._foreign = ""
         self.requests = Requests(store)
         self._is_single_writer = is_single_writer
 
@@ -80,7 +82,12 @@ class Log:
 
     def _parsed(self, seq: int, blob: bytes) -> Found:
         where = f"'{self.keys.record(seq)}' in {self.store.url}"
-        record = parse_log_record(blob, where, self.key)
+        try:
+            record = parse_log_record(blob, where, self.key)
+        except FormatError as error:
+            if error.number == NUMBER_MAC:
+                self._foreign = self._foreign or f"; {error}"
+            raise
         if record.run != self.keys.run:
             raise FormatError(
                 f"{where}: the record is of run '{record.run}': objects of two runs were mixed",
@@ -128,7 +135,7 @@ class Log:
         )
         return FormatError(
             f"run '{self.keys.run}' in {self.store.url}: {has} signed with this key; give the "
-            "key that its publisher signs with, or none if it does not sign",
+            f"key that its publisher signs with, or none if it does not sign{self._foreign}",
             NUMBER_MAC,
         )
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 
 from gymfast.errors import FormatError
+from gymfast.sync.signatures import MAC_PATTERN, Key, mac_of, problem_of
 
 FORMAT: Final = 1
 MAX_RECORD_BYTES = 64 << 20
@@ -17,7 +17,6 @@ MAX_STATUS_BYTES = 4096
 MAX_OBJECT_BYTES = 512 << 20
 MAX_OBJECTS = 262_144  # of one frame; their references stay well below MAX_RECORD_BYTES
 MAX_TENSORS = 4_194_304
-MIN_KEY_BYTES = 16
 
 NUMBER_ENCODING, NUMBER_LIMIT, NUMBER_VALUE, NUMBER_MAC = 101, 102, 103, 104
 
@@ -29,7 +28,7 @@ _Hex64 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{64}\Z")]
 _Hex32 = Annotated[str, msgspec.Meta(pattern=r"\A[0-9a-f]{32}\Z")]
 _Name = Annotated[str, msgspec.Meta(pattern=RUN_PATTERN)]
 _Label = Annotated[str, msgspec.Meta(pattern=r"\A[ -~]{0,256}\Z")]
-_Mac = Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{64})?\Z")]
+_Mac = Annotated[str, msgspec.Meta(pattern=MAC_PATTERN)]
 
 
 class ObjectRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -193,7 +192,16 @@ LogRecord = EpochRecord | VersionRecord | AnchorRecord
 StateRecord = VersionRecord | AnchorRecord
 FrameRecord = StateRecord | FoldRecord
 
-_R = TypeVar("_R", bound=_LogRecord | FoldRecord)
+
+class Signed(Protocol):
+    """A record that carries a signature of itself."""
+
+    @property
+    def mac(self) -> str:
+        """The signature; "" if there is none."""
+
+
+_R = TypeVar("_R", bound=msgspec.Struct)
 _encoder = msgspec.json.Encoder(order=None)
 
 
@@ -207,7 +215,7 @@ def digest_of(blob: bytes) -> str:
     return hashlib.sha256(blob).hexdigest()
 
 
-def parse_log_record(blob: bytes, where: str, key: bytes | None = None) -> LogRecord:
+def parse_log_record(blob: bytes, where: str, key: Key | None = None) -> LogRecord:
     """The record of the log in `blob`.
 
     Raises FormatError naming `where` if it is too long, not canonical, holds an illegal value, or
@@ -219,11 +227,11 @@ def parse_log_record(blob: bytes, where: str, key: bytes | None = None) -> LogRe
     if isinstance(record, VersionRecord):
         _check_version(record, where)
     if key is not None:
-        _check_mac(record, where, key)
+        verify(record, where, key)
     return record
 
 
-def parse_fold(blob: bytes, where: str, key: bytes | None = None) -> FoldRecord:
+def parse_fold(blob: bytes, where: str, key: Key | None = None) -> FoldRecord:
     """The fold in `blob`; raises FormatError as `parse_log_record` does."""
     record: FoldRecord = _decode(blob, FoldRecord, where, MAX_RECORD_BYTES)
     _check_frame(record, where)
@@ -234,7 +242,7 @@ def parse_fold(blob: bytes, where: str, key: bytes | None = None) -> FoldRecord:
         )
     _check_changes(record, where)
     if key is not None:
-        _check_mac(record, where, key)
+        verify(record, where, key)
     return record
 
 
@@ -262,26 +270,29 @@ def parse_position(blob: bytes, where: str) -> PositionRecord:
     return record
 
 
-def sign(record: _R, key: bytes | None) -> _R:
-    """The record with the HMAC-SHA256 of its unsigned bytes; unchanged without a key.
+def sign(record: _R, key: Key | None) -> _R:
+    """The record with the signature of its unsigned bytes in `mac`; unchanged without a key.
 
-    Raises ValueError for a key under 16 bytes.
+    Raises ValueError for a key that is too short, or cannot sign.
     """
     if key is None:
         return record
-    return msgspec.structs.replace(record, mac=_mac(record, key))
+    return msgspec.structs.replace(record, mac=mac_of(_unsigned(record), key))
 
 
-def check_key(key: bytes | None) -> bytes | None:
-    """The key itself; ValueError if it is shorter than 16 bytes."""
-    if key is not None and len(key) < MIN_KEY_BYTES:
-        raise ValueError(f"key has {len(key)} bytes, at least {MIN_KEY_BYTES} are needed")
-    return key
+def verify(record: Signed, where: str, key: Key | None) -> None:
+    """Nothing if the record is signed with the key, or no key is given.
+
+    Raises FormatError that names `where` and says what kind was found.
+    """
+    if key is None:
+        return
+    if problem := problem_of(_unsigned(record), record.mac, key):
+        raise FormatError(f"{where}: {problem}", NUMBER_MAC)
 
 
-def _mac(record: msgspec.Struct, key: bytes) -> str:
-    unsigned = encode(msgspec.structs.replace(record, mac=""))
-    return hmac.new(key, unsigned, hashlib.sha256).hexdigest()
+def _unsigned(record: Any) -> bytes:
+    return encode(msgspec.structs.replace(record, mac=""))
 
 
 def _decode(blob: bytes, record_type: Any, where: str, max_bytes: int) -> Any:
@@ -331,18 +342,4 @@ def _check_changes(record: VersionRecord | FoldRecord, where: str) -> None:
     if record.root == record.base_root and record.num_changed:
         raise FormatError(
             f"{where}: {record.num_changed} changes, but the root is that of the base", NUMBER_VALUE
-        )
-
-
-def _check_mac(record: LogRecord | FoldRecord, where: str, key: bytes) -> None:
-    if not record.mac:
-        raise FormatError(
-            f"{where}: the record is not signed, but this reader has a key: "
-            "publish with the same key, or read without one",
-            NUMBER_MAC,
-        )
-    if not hmac.compare_digest(record.mac, _mac(record, key)):
-        raise FormatError(
-            f"{where}: the signature was made with another key or the record was changed",
-            NUMBER_MAC,
         )

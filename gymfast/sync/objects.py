@@ -16,6 +16,7 @@ from typing import TypeVar
 
 from gymfast.errors import ChecksumError, ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store, shows_puts
+from gymfast.sync.budget import Reading
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import (
     MAX_OBJECT_BYTES,
@@ -258,18 +259,25 @@ def digest_at(store: Store, key: str) -> str:
     return sha.hexdigest()
 
 
-def read_frame(store: Store, keys: RunKeys, record: FrameRecord) -> Iterator[bytes]:
-    """The bytes of a frame, a few MiB at a time; the last piece of an object comes after its check.
+def reading_for(store: Store, room_bytes: int | None = None) -> Reading:
+    """How to read frames from the store within that memory (None: any)."""
+    return Reading.within(room_bytes, store.num_ahead, _READ_BYTES)
 
-    A store that is far away is asked for several pieces at once: up to `store.num_ahead` times
-    8 MiB. Raises NotFoundError if an object is absent, ChecksumError if its length or digest is not
-    that of the record: nothing of it may be used then.
+
+def read_frame(
+    store: Store, keys: RunKeys, record: FrameRecord, reading: Reading | None = None
+) -> Iterator[bytes]:
+    """The bytes of a frame, piece by piece; the last piece of an object comes after its check.
+
+    `reading`: pieces of 8 MiB, as many under way as the store says, if None. Nothing is held of a
+    piece that was let go. Raises NotFoundError if an object is absent, ChecksumError if its length
+    or digest is not that of the record: nothing of it may be used then.
     """
     if store.num_ahead == 0:
-        yield from FrameReads(store, keys, record, None).pieces()
+        yield from FrameReads(store, keys, record, None, reading).pieces()
         return
     with ThreadPoolExecutor(REQUESTS_PER_AHEAD * store.num_ahead, "gymfast-read") as threads:
-        reads = FrameReads(store, keys, record, threads)
+        reads = FrameReads(store, keys, record, threads, reading)
         try:
             yield from reads.pieces()
         finally:
@@ -280,13 +288,19 @@ class FrameReads:
     """The reads of one frame; `start` sends the first ones before anybody waits for them."""
 
     def __init__(
-        self, store: Store, keys: RunKeys, record: FrameRecord, threads: ThreadPoolExecutor | None
+        self,
+        store: Store,
+        keys: RunKeys,
+        record: FrameRecord,
+        threads: ThreadPoolExecutor | None,
+        reading: Reading | None = None,
     ) -> None:
         """Nothing is asked for yet; without `threads` each piece is when it is wanted."""
-        self._tasks = deque(_tasks(store, keys, record))
+        how = reading or reading_for(store)
+        self._tasks = deque(_tasks(store, keys, record, how.piece_bytes))
         self._threads = threads
         self._waiting: deque[tuple[_Task, Future[bytes]]] = deque()
-        self._limit_bytes = max(1, store.num_ahead) * _READ_BYTES
+        self._limit_bytes = max(1, how.num_ahead) * how.piece_bytes
         self._num_ahead = REQUESTS_PER_AHEAD * store.num_ahead
 
     def start(self) -> None:
@@ -315,6 +329,7 @@ class FrameReads:
                 )
             if piece:
                 yield piece
+            del piece  # before the next one comes
 
     def cancel(self) -> None:
         """Starts no more reads, and waits for none."""
@@ -331,8 +346,10 @@ class FrameReads:
             self.start()
             task, future = self._waiting.popleft()
             piece = future.result()
+            del future
             self.start()
             yield task, piece
+            del piece
 
 
 @dataclass(frozen=True)
@@ -378,12 +395,12 @@ class _Task:
             )
 
 
-def _tasks(store: Store, keys: RunKeys, record: FrameRecord) -> Iterator[_Task]:
+def _tasks(store: Store, keys: RunKeys, record: FrameRecord, piece_bytes: int) -> Iterator[_Task]:
     """Over a long way what fits one request is read with one: its length comes with it."""
     for ref in record.frame.objects:
         key = keys.of(record).object(record.epoch, ref.digest)
-        is_whole = store.num_ahead > 0 and ref.num_bytes <= _READ_BYTES
+        is_whole = store.num_ahead > 0 and ref.num_bytes <= piece_bytes
         if not is_whole:
             yield _Task(store, key, ref, 0, 0)
-        for start in range(0, ref.num_bytes, _READ_BYTES):
-            yield _Task(store, key, ref, start, min(_READ_BYTES, ref.num_bytes - start), is_whole)
+        for start in range(0, ref.num_bytes, piece_bytes):
+            yield _Task(store, key, ref, start, min(piece_bytes, ref.num_bytes - start), is_whole)

@@ -15,6 +15,7 @@ from gymfast.delta.tensors import Weights
 from gymfast.errors import ConflictError, GymfastError, StoreError
 from gymfast.stores import check_create_only, open_store
 from gymfast.stores.base import Store
+from gymfast.sync.bandwidth import limited
 from gymfast.sync.candidate import Advance, Candidate, Written
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.commit import Answer, Step
@@ -22,7 +23,7 @@ from gymfast.sync.committer import Committer, Place
 from gymfast.sync.epoch import claim_epoch, publisher_label
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
-from gymfast.sync.manifest import StateRecord, check_key
+from gymfast.sync.manifest import StateRecord
 from gymfast.sync.objects import DEFAULT_OBJECT_BYTES, FrameWriter
 from gymfast.sync.publish_report import (
     DEFAULT_ANCHOR_EVERY,
@@ -31,6 +32,7 @@ from gymfast.sync.publish_report import (
     PublishReport,
     PublishSettings,
 )
+from gymfast.sync.signatures import Key, check_signing_key
 from gymfast.sync.snapshot import EncodeSettings, Snapshot
 from gymfast.sync.upkeep import Upkeep
 
@@ -64,7 +66,8 @@ class Publisher:
         timeout_s: float = 60.0,
         resume: bool = True,
         single_writer: bool = False,
-        key: bytes | None = None,
+        max_bytes_per_s: int | None = None,
+        key: Key | None = None,
         label: str | None = None,
         clock: Clock | None = None,
     ) -> None:
@@ -77,7 +80,9 @@ class Publisher:
         bounded by `memory_budget_bytes`, or by what there is; one object of `object_bytes` is held
         at a time. `timeout_s` bounds each wait for the store to answer or show what was written.
         `resume` False refuses a run that has records. `single_writer` promises that nobody else
-        publishes, for a store without create-only writes. `key` signs the records.
+        publishes, for a store without create-only writes. `max_bytes_per_s` bounds what goes to and
+        comes from the store. `key` signs the records: a shared key, or
+        PEM text with an Ed25519 private key.
         Raises ValueError for settings out of range, ConflictError for a run that may not be
         resumed, StoreError if the store fails or cannot be shared, DeadlineError.
         """
@@ -90,11 +95,14 @@ class Publisher:
             timeout_s=timeout_s,
         )
         self._snapshot = Snapshot(EncodeSettings(profile, backend, threads, tiled, snapshot))
-        self._store = open_store(store) if isinstance(store, str) else store
-        self._keys = RunKeys(run)
         self._is_single_writer = single_writer
         self._clock = clock or SystemClock()
-        self._log = Log(self._store, self._keys, check_key(key), is_single_writer=single_writer)
+        opened = open_store(store) if isinstance(store, str) else store
+        self._store = limited(opened, max_bytes_per_s, self._clock)
+        self._keys = RunKeys(run)
+        self._log = Log(
+            self._store, self._keys, check_signing_key(key), is_single_writer=single_writer
+        )
         if not single_writer:
             now_us = self._clock.wall_us()
             check_create_only(self._store, f"{run}/probe", now_us=now_us, sleep=self._clock.sleep)

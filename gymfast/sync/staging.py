@@ -16,11 +16,11 @@ from gymfast.delta import FrameInfo, inspect, verify
 from gymfast.delta.files import os_errors
 from gymfast.errors import BudgetError, FormatError
 from gymfast.stores.base import Store
-from gymfast.sync.budget import require_staging
+from gymfast.sync.budget import Reading, require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import FoldRecord, FrameRecord
-from gymfast.sync.objects import FrameReads
+from gymfast.sync.objects import FrameReads, reading_for
 from gymfast.sync.requests import Requests
 
 Advance = Callable[[int, int], None]
@@ -30,11 +30,11 @@ _MAX_EXPECTED = 2
 class _Bytes:
     """The bytes of a frame, in memory or in a file of the staging folder that has no name."""
 
-    def __init__(self, data: bytes | None = None, file: BinaryIO | None = None) -> None:
+    def __init__(self, data: bytearray | None = None, file: BinaryIO | None = None) -> None:
         self._data = data
         self._file = file
 
-    def read(self) -> bytes:
+    def read(self) -> bytes | bytearray:
         if self._file is None:
             return self._data or b""
         self._file.seek(0)
@@ -54,8 +54,8 @@ class StagedFrame:
     info: FrameInfo
     held: _Bytes = field(repr=False)
 
-    def read(self) -> bytes:
-        """The bytes of the frame; those in a file are read anew each time."""
+    def read(self) -> bytes | bytearray:
+        """The bytes of the frame, not to be changed; those in a file are read anew each time."""
         return self.held.read()
 
     def close(self) -> None:
@@ -105,14 +105,19 @@ class Stager:
         self._keys = keys
         self._folder = folder
         self._max_bytes = max_bytes
+        self._reading = reading_for(store)
         self._requests = Requests(store)
         self._ahead: dict[str, FrameReads] = {}
         self.verify_s = 0.0
 
     def require_room(self, plan: Plan) -> None:
-        """Raises BudgetError with the numbers if the frames of the plan cannot all be staged."""
+        """Raises BudgetError with the numbers if the frames of the plan cannot all be staged.
+
+        What is left of a budget of memory says how much is read ahead.
+        """
         if self._folder is None:
-            require_staging(plan.num_bytes, self._max_bytes, "memory")
+            room = require_staging(plan.num_bytes, self._max_bytes, "memory")
+            self._reading = self._reading_in(room)
             return
         if self._max_bytes is not None:
             require_staging(plan.num_bytes, self._max_bytes, str(self._folder))
@@ -131,7 +136,10 @@ class Stager:
         name = name_of(record)
         is_new = name not in self._ahead and len(self._ahead) < _MAX_EXPECTED
         if self._requests.is_far and is_new:
-            self._ahead[name] = reads = self._reads(record)
+            room = None
+            if self._folder is None and self._max_bytes is not None:
+                room = max(0, self._max_bytes - record.frame.num_bytes)
+            self._ahead[name] = reads = self._reads(record, self._reading_in(room))
             reads.start()
 
     def drop_expected(self, but: Collection[str] = ()) -> None:
@@ -165,7 +173,12 @@ class Stager:
     def _read(self, record: FrameRecord, tick: Callable[[int], None]) -> _Bytes:
         pieces = self._pieces(record, tick)
         if self._folder is None:
-            return _Bytes(b"".join(pieces))
+            whole, end = bytearray(record.frame.num_bytes), 0
+            for piece in pieces:
+                whole[end : end + len(piece)] = piece
+                end += len(piece)
+                del piece  # before the next one comes
+            return _Bytes(whole)
         with os_errors("stage a frame in", self._folder), ExitStack() as stack:
             file = stack.enter_context(tempfile.TemporaryFile(dir=self._folder))
             for piece in pieces:
@@ -180,11 +193,19 @@ class Stager:
             for piece in reads.pieces():
                 tick(len(piece))
                 yield piece
+                del piece  # before the next one comes
         finally:
             reads.cancel()
 
-    def _reads(self, record: FrameRecord) -> FrameReads:
-        return FrameReads(self._store, self._keys, record, self._requests.threads)
+    def _reads(self, record: FrameRecord, reading: Reading | None = None) -> FrameReads:
+        how = reading or self._reading
+        return FrameReads(self._store, self._keys, record, self._requests.threads, how)
+
+    def _reading_in(self, room: int | None) -> Reading:
+        """Where the store is far two frames share the room: one that is fetched, one begun."""
+        if room is not None and self._requests.is_far:
+            room //= 2
+        return reading_for(self._store, room)
 
 
 def name_of(record: FrameRecord) -> str:

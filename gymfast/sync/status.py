@@ -13,6 +13,7 @@ from gymfast.sync.keys import RunKeys, Span
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import EpochRecord, LeaseRecord, LogRecord, StateRecord
+from gymfast.sync.signatures import Key
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ class RunStatus:
 
 
 def read_status(
-    store: Store, run: str, *, key: bytes | None = None, clock: Clock | None = None
+    store: Store, run: str, *, key: Key | None = None, clock: Clock | None = None
 ) -> RunStatus:
     """The status of a run from its records and leases; no object is read.
 

@@ -14,6 +14,7 @@ from types import TracebackType
 from gymfast.errors import ChainError, GymfastError
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
+from gymfast.sync.bandwidth import limited
 from gymfast.sync.chain import Costs, Tip
 from gymfast.sync.clock import Clock, Deadline, SystemClock
 from gymfast.sync.fetcher import Fetcher
@@ -23,8 +24,8 @@ from gymfast.sync.keys import RunKeys
 from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
 from gymfast.sync.machine import State
-from gymfast.sync.manifest import check_key
 from gymfast.sync.reader_status import StatusReporter, reader_name
+from gymfast.sync.signatures import Ed25519Keys, Key, check_key
 from gymfast.sync.staging import Advance, Staged, Stager
 from gymfast.sync.targets import Target
 from gymfast.sync.view import View
@@ -51,7 +52,8 @@ class Subscriber:
         freshness_s: float | None = None,
         report_s: float | None = None,
         request_bytes: int = Costs.request_bytes,
-        key: bytes | None = None,
+        max_bytes_per_s: int | None = None,
+        key: Key | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Finds out, from its bytes, what the target holds; reads nothing from the store yet.
@@ -61,13 +63,23 @@ class Subscriber:
         `freshness_s`, `is_stale` says that the log did not move for longer. With `report_s` the
         reader tells in the store how it is doing (`gymfast sync status`), at each change and that
         often, from a thread of its own. A request counts like `request_bytes` bytes in the choice
-        between deltas and anchor. With `key`, records that are not signed with it are refused.
+        between deltas and anchor. `max_bytes_per_s` bounds what comes from and goes to the store.
+        With `key`, a shared key or PEM text with Ed25519 public keys, records that are not signed
+        with it are refused.
         Raises ValueError for settings out of range, GymfastError if the target cannot be read.
         """
-        self._store = open_store(store) if isinstance(store, str) else store
-        self._keys = RunKeys(run)
         self._clock = clock or SystemClock()
-        self._log = Log(self._store, self._keys, check_key(key))
+        opened = open_store(store) if isinstance(store, str) else store
+        self._store = limited(opened, max_bytes_per_s, self._clock)
+        self._keys = RunKeys(run)
+        key = check_key(key)
+        if isinstance(key, Ed25519Keys) and key.can_sign:
+            _log.warning(
+                "this reader of run '%s' was given a private key; its public half is enough, and "
+                "tells a thief nothing",
+                run,
+            )
+        self._log = Log(self._store, self._keys, key)
         self._costs = Costs(request_bytes)
         self._freshness_s = freshness_s
         self._reader_id = reader_id or reader_name()

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Literal
 
 from gymfast.errors import NotFoundError, StoreError
-from gymfast.stores.base import Blob, Store, check_key, check_range, chunks_of
+from gymfast.stores.base import Blob, Store, check_key, check_range, chunks_of, put_memory_bytes
 from gymfast.sync.clock import Clock
 
 
@@ -21,6 +21,7 @@ class PassThroughStore:
         self.url = inner.url
         self.has_create_only = inner.has_create_only
         self.num_ahead = inner.num_ahead
+        self.put_memory_bytes = put_memory_bytes(inner)
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         self.inner.put(key, data)

@@ -460,3 +460,17 @@ def test_a_wait_that_ends_says_what_the_newest_version_is(store: Path, gymfast: 
     result = gymfast("sync", "pull", store, "r", *RUN, "--version", "99", "--timeout", "0.01")
     assert result.code == 4
     assert "waiting for version 99 of run" in result.err and "(the newest is " in result.err
+
+
+def test_a_limit_of_bandwidth_is_taken_as_rsync_and_rclone_write_it(
+    versions: list[str], gymfast: Gymfast
+) -> None:
+    limit = ("--bwlimit", "100M")
+    assert gymfast("sync", "publish", "store", versions[0], *RUN, *limit).code == 0
+    for rate in ("64", "64K", "65536b", "0.5G", "0", "1m"):
+        assert gymfast("sync", "pull", "store", "r", *RUN, "--bwlimit", rate).code == 0, rate
+    for rate in ("10", "63K", "-1", "1X", "1MB/s", "", "1e9", "fast"):
+        done = gymfast("sync", "pull", "store", "r", *RUN, "--bwlimit", rate)
+        assert done.code == 2, rate
+        assert "Invalid value for '--bwlimit'" in done.err
+    assert "at least 2M" in gymfast("relay", "store", "--bwlimit", "1M").err

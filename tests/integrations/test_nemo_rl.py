@@ -13,12 +13,16 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from integrations import nemo_rl_stand_in as nemo
 from integrations.vllm_stand_in import Model, checkpoint
 
-from gymfast.errors import ChainError, CoverageError, DeadlineError, GymfastError
+from gymfast.errors import ChainError, CoverageError, DeadlineError, FormatError, GymfastError
 from gymfast.integrations.nemo_rl import GymfastEngine
+from gymfast.stores import open_store
 from gymfast.sync import LiveTarget, Publisher, Subscriber
+from gymfast.sync.status import read_status
 
 BACKEND = "gymfast.integrations.nemo_rl:GymfastEngine"
 Q, K = "layers.1.q_proj.weight", "layers.1.k_proj.weight"
@@ -339,6 +343,25 @@ def test_another_publisher_during_the_handshake_is_refused(rl: Any, store: str) 
     sizes = {"train_world_size": 1, "rollout_world_size": 1}
     with pytest.raises(ChainError, match="went from version None to 0"):
         engine.init_policy_process_group(worker_rank=0, metadata=metadata, **sizes)
+
+
+def test_the_policy_signs_with_a_key_that_rollouts_do_not_have(
+    rl: Any, store: str, tmp_path: Path
+) -> None:
+    pair, pem = ed25519.Ed25519PrivateKey.generate(), serialization.Encoding.PEM
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    private.touch(0o600)
+    plain = serialization.NoEncryption()
+    private.write_bytes(pair.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    spki = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(pair.public_key().public_bytes(pem, spki))
+    job = Job(rl, store, key_file=str(private), public_key_file=str(public))
+    job.refit()
+    private.unlink()  # the policy has read it; rollouts never do
+    job.refit()
+    assert job.version == 1
+    with pytest.raises(FormatError, match="HMAC-SHA256"):
+        read_status(open_store(store), "run", key=bytes(32))
 
 
 @pytest.mark.parametrize("name", ["layers.0.mlp.experts.3.w1.weight", "layers.0.o.weight_scale"])

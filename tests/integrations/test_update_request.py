@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
 from safetensors.numpy import save
 
 from gymfast.delta import encode
 from gymfast.errors import ChainError, FormatError
 from gymfast.integrations.canonical import CanonicalCopy
+from gymfast.integrations.run_options import RunOptions
 from gymfast.integrations.update_request import InitRequest, UpdateRequest
 from gymfast.sync import Publisher
 
@@ -90,3 +93,22 @@ def test_what_changed_is_told_until_it_is_loaded() -> None:
     copy.put_frame(encode(WEIGHTS, {"a.weight": WEIGHTS["a.weight"] + 1}))
     assert copy.changed() == ["a.weight", "b.weight"]  # the second was removed
     assert copy.names == ("a.weight",)
+
+
+def test_engines_need_the_public_key_only(tmp_path) -> None:
+    private, public, store = tmp_path / "private", tmp_path / "public", tmp_path.as_uri()
+    pair = ed25519.Ed25519PrivateKey.generate()
+    pem, plain = serialization.Encoding.PEM, serialization.NoEncryption()
+    private.touch(0o600)
+    private.write_bytes(pair.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain))
+    spki = serialization.PublicFormat.SubjectPublicKeyInfo
+    public.write_bytes(pair.public_key().public_bytes(pem, spki))
+    keys = {"key_file": str(private), "public_key_file": str(public)}
+    options = {"store": store, "run": "run", **keys}
+    RunOptions.of(options, "here").publisher().publish(WEIGHTS)
+    private.unlink()  # as on the machine of an engine
+    copy = RunOptions.of(options, "here").follow()
+    UpdateRequest(version=0).carry_out(copy)
+    assert copy.changed() == list(WEIGHTS)
+    with pytest.raises(ValueError, match="public keys only"):
+        RunOptions.of({**options, "key_file": str(public)}, "here").publisher()

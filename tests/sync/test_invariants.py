@@ -226,7 +226,7 @@ def test_i42_untouched_tensors_keep_pointer_and_bytes_over_five_syncs():
 
 
 def test_i50_sync_sleeps_only_by_its_clock():
-    """So that every pause is part of a deadline; other waits: test_stopped."""
+    """So that every pause is part of a deadline, or of a budget; other waits: test_stopped."""
     folder = Path(gymfast.sync.__file__).parent
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):

@@ -191,11 +191,6 @@ def test_a_signed_record_with_any_changed_field_is_refused():
                 parse_log_record(encode(changed(signed, **{field: other})), "here", KEY)
 
 
-def test_a_short_key_is_refused():
-    with pytest.raises(ValueError, match="16"):
-        manifest.check_key(b"short")
-
-
 def test_small_records_parse_to_themselves():
     tip = sample_log().tip.to_record()
     hint = HintRecord(1, "run", 3, -1, hex_of("x"), 5)

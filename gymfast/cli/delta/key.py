@@ -24,16 +24,19 @@ def key_file_option(text: str) -> Callable[[Command], Command]:
 
 
 def read_frame_key(path: Path | None) -> bytes | None:
-    """The key in a file (see read_key_file); None without a file.
+    """The key in a file (see read_shared_key_file); None without a file.
 
-    Raises UsageError, which shows none of its bytes, if there are fewer than 16.
+    Raises UsageError, which shows none of its bytes, if there are fewer than 16, or it is PEM.
     """
     if path is None:
         return None
     from gymfast.delta.authentication import check_key
-    from gymfast.key_file import read_key_file
+    from gymfast.key_file import read_shared_key_file
 
-    key = read_key_file(path)
+    try:
+        key = read_shared_key_file(path)
+    except ValueError as error:
+        raise click.UsageError(f"--key-file {path}: {error}") from None
     try:
         check_key(key)
     except ValueError as error:

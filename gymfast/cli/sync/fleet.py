@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from gymfast.stores import Store
     from gymfast.sync.fleet import Fleet, ReaderRow
+    from gymfast.sync.signatures import Key
 
 HEADER = ("reader", "state", "version", "lag", "age", "last error")
 _MAX_ERROR_CHARS = 60
@@ -73,7 +74,7 @@ def lines_of(fleet: Fleet) -> list[str]:
 
 
 def watch(
-    output: Output, store: Store, run: str, key: bytes | None, *, interval_s: float, goal: Goal
+    output: Output, store: Store, run: str, key: Key | None, *, interval_s: float, goal: Goal
 ) -> None:
     """Shows the fleet at each look, until the goal is met; for ever without one.
 

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gymfast.cli.options import key_option, read_key, threads_option
+from gymfast.cli.options import bwlimit_option, key_option, read_key, threads_option
 from gymfast.cli.output import format_size
 from gymfast.cli.sync.folders import no_folder
 from gymfast.errors import CoverageError, NotFoundError
 
 if TYPE_CHECKING:
     from gymfast.sync import InstallReport, Subscriber
+    from gymfast.sync.signatures import Key
 
 Command = Callable[..., Any]
 
@@ -37,6 +38,7 @@ _OPTIONS = (
         help="Name of this reader in the store.  [default: a new one with that of the host]",
     ),
     threads_option,
+    bwlimit_option,
     key_option,
 )
 
@@ -49,7 +51,8 @@ class Reader:
     staging_dir: Path | None
     threads: int | None
     is_forced: bool
-    key: bytes | None
+    key: Key | None
+    max_bytes_per_s: int | None
 
 
 def reader_options(command: Command) -> Command:
@@ -63,9 +66,10 @@ def reader_options(command: Command) -> Command:
         reader: str | None,
         threads: int | None,
         key_file: Path | None,
+        bwlimit: int | None,
         **others: Any,
     ) -> None:
-        found = Reader(reader, staging_dir, threads, force, read_key(key_file))
+        found = Reader(reader, staging_dir, threads, force, read_key(key_file), bwlimit)
         command(*args, reader=found, **others)
 
     for option in reversed(_OPTIONS):
@@ -94,6 +98,7 @@ def open_subscriber(
             staging_dir=reader.staging_dir,
             report_s=report_s,
             key=reader.key,
+            max_bytes_per_s=reader.max_bytes_per_s,
         )
     except BaseException:
         target.close()

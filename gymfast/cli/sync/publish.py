@@ -10,6 +10,7 @@ import click
 
 from gymfast.cli.options import (
     EXISTING,
+    bwlimit_option,
     key_option,
     profile_option,
     read_key,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from gymfast.delta.encode import Profile
     from gymfast.stores import Store
     from gymfast.sync import Publisher, PublishReport
+    from gymfast.sync.signatures import Key
 
 _EPILOG = """\b
 Examples:
@@ -61,6 +63,7 @@ Examples:
     help="Nobody else publishes: for a store without create-only writes.",
 )
 @threads_option
+@bwlimit_option
 @key_option
 @with_output
 def command(
@@ -75,6 +78,7 @@ def command(
     anchor_every: int | None,
     single_writer: bool,
     threads: int | None,
+    bwlimit: int | None,
     key_file: Path | None,
 ) -> None:
     """Commit checkpoints as the next versions of a run.
@@ -102,6 +106,7 @@ def command(
         keep=keep or DEFAULT_KEEP,
         anchor_every=anchor_every or DEFAULT_ANCHOR_EVERY,
         single_writer=single_writer,
+        max_bytes_per_s=bwlimit,
         key=read_key(key_file),
     )
     if base is not None and not anchor:
@@ -111,7 +116,7 @@ def command(
         output.result({"checkpoint": str(checkpoint), **asdict(report)}, [_to_text(report)])
 
 
-def _check_base(output: Output, store: Store, run: str, base: Path, key: bytes | None) -> None:
+def _check_base(output: Output, store: Store, run: str, base: Path, key: Key | None) -> None:
     """Refuse a base that is not the newest version, before this publisher fences another."""
     from gymfast.delta.checkpoint import digest_checkpoint
     from gymfast.delta.frame import root_of

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from gymfast.sync import Subscriber
     from gymfast.sync.log import Log
     from gymfast.sync.manifest import VersionRecord
+    from gymfast.sync.signatures import Key
 
 _PASSING = (StoreError, FormatError, ChainError)
 
@@ -150,7 +151,7 @@ def _follow(output: Output, looks: _Looks, subscriber: Subscriber, dest: Path) -
             looks.move(subscriber.version)
 
 
-def _open_log(store: str, run: str, key: bytes | None) -> Log:
+def _open_log(store: str, run: str, key: Key | None) -> Log:
     from gymfast.stores import open_store
     from gymfast.sync.keys import RunKeys
     from gymfast.sync.log import Log
