@@ -13,6 +13,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from gymfast.errors import GymfastError
 
 _TIMEOUT_S = 30.0  # for a client that stops in the middle of its request
+MESSAGE_HEADER = "Gymfast-Message"
+_MAX_MESSAGE_CHARS = 1000
 _log = logging.getLogger(__name__)
 
 
@@ -89,6 +91,8 @@ class KeyedHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
+        if self.command == "HEAD":  # its answer has no body
+            self.send_header(MESSAGE_HEADER, one_line(message))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -113,3 +117,10 @@ def bearer(key: bytes) -> bytes:
             "the key has bytes that no HTTP header carries: use letters, digits and punctuation"
         )
     return b"Bearer " + key
+
+
+def one_line(text: str) -> str:
+    """The text as ASCII that a header or an error can carry, cut off where it is long."""
+    ascii_text = text.encode("ascii", "backslashreplace").decode()
+    line = "".join(char if char.isprintable() else " " for char in ascii_text)
+    return line[:_MAX_MESSAGE_CHARS].strip()

@@ -50,6 +50,15 @@ Examples:
     metavar="S",
     help="Seconds for which an answer of STORE counts.",
 )
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    metavar="S",
+    help="Give up a relay that STORE is after S seconds of silence.",
+)
 @with_output
 def command(
     output: Output,
@@ -60,6 +69,7 @@ def command(
     cache_dir: Path | None,
     cache_gb: float,
     freshness: float,
+    timeout_s: float,
 ) -> None:
     """Serve STORE to the readers of a site, each object fetched once.
 
@@ -72,7 +82,7 @@ def command(
     from gymfast.stores.store_server import StoreServer
     from gymfast.sync.relay import RelayCache, is_lease
 
-    upstream, num_bytes = open_store(store), int(cache_gb * 1e9)
+    upstream, num_bytes = open_store(store, relay_timeout_s=timeout_s), int(cache_gb * 1e9)
     relay = RelayCache(upstream, max_bytes=num_bytes, folder=cache_dir, freshness_s=freshness)
     key = read_frame_key(key_file)
     try:
