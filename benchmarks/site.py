@@ -1,4 +1,4 @@
-"""Sites of a trainer and its engines: a store in one network namespace, relays and engines in others.
+"""Sites of a trainer and its engines: a store in one network namespace, engines in others.
 
 Node 0 has the server of the store, each other node is a site; within a site processes talk over its
 loopback, so what its one link carries is what came over the long way.

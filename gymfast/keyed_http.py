@@ -7,6 +7,7 @@ import ipaddress
 import json
 import logging
 import socket
+import sys
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -63,7 +64,11 @@ class KeyedServer(ThreadingHTTPServer):
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """Logs what ended the answer to a client: its own departure, or a bug."""
-        _log.exception("no answer to %s", client_address)
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            _log.info("%s is gone: %s", client_address, error)
+        else:
+            _log.exception("no answer to %s", client_address)
 
 
 class KeyedHandler(BaseHTTPRequestHandler):

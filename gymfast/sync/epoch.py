@@ -119,6 +119,8 @@ class _Claim:
         try:
             found, digest = self._log.read(self.tip.seq + 1)
             entry = follow(self.tip, found, digest, self._log.keys.run)
+        except NotFoundError:
+            return Answer.ABSENT
         except (FormatError, ChainError):
             self.tip = self._log.salvaged_tip()
         else:

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gymfast.errors import NotFoundError, StoreError
+from gymfast.errors import GymfastError, NotFoundError, StoreError
 from gymfast.stores import FileStore, MemoryStore, open_store
 from gymfast.stores.store_server import StoreServer
 from gymfast.sync import LiveTarget, Publisher, Subscriber
@@ -245,6 +246,48 @@ def test_R69_objects_let_go_while_they_are_read_stay_whole() -> None:
         list(pool.map(read, range(4)))
     assert relay.status()["kept_objects"] <= 512
     relay.close()
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    mount = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mount.returncode:
+        pytest.skip(f"needs kernel feature mount: {mount.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_relay_whose_disk_is_full_lets_go_of_older_objects(tmp_path: Path) -> None:
+    inner = MemoryStore()
+    states = history(6, num_tensors=2, size=20_000)
+    source = publisher(inner)
+    upstream = CountingStore(inner)
+    with small_disk(tmp_path / "disk", "400k") as disk, relaying(upstream, folder=disk) as server:
+        for state in states:
+            source.publish(state, anchor=True)
+            pull_all(server.url, state)
+        fetched = objects_of(upstream.num_bytes)
+        assert sum(fetched.values()) > 2 * 400 * 1024, "not all of them fit"
+        assert all(n == inner.size(key) for key, n in fetched.items())
+
+
+def test_where_the_disk_of_a_relay_is_too_small_readers_go_on_with_the_store(
+    tmp_path: Path,
+) -> None:
+    states = history(1, num_tensors=2, size=20_000)
+    inner = FileStore(tmp_path / "store")
+    publisher(inner).publish(states[1])
+    with small_disk(tmp_path / "disk", "64k") as disk, relaying(inner, folder=disk) as server:
+        live = zeros_like(states[1])
+        follower = reader(open_store(server.url), live, timeout_s=0.5)
+        with pytest.raises(GymfastError, match=r"cannot keep .*No space left.*--cache-dir"):
+            follower.pull()
+        assert_same(live, zeros_like(states[1]))
+        pull_all(f"{server.url},{inner.url}", states[1])
 
 
 @contextmanager
