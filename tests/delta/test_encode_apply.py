@@ -54,16 +54,6 @@ def test_I01_encode_then_apply_is_exact_for_every_dtype_and_shape(pair, profile)
     assert_bits_equal(held, new)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(3600)
-@settings(SLOW, max_examples=20_000)
-@given(pair=pairs(), profile=PROFILES)
-def test_I01_encode_then_apply_is_exact_in_20_000_examples(pair, profile) -> None:
-    test_I01_encode_then_apply_is_exact_for_every_dtype_and_shape.hypothesis.inner_test(
-        pair, profile
-    )
-
-
 @settings(SLOW, max_examples=60)
 @given(pair=pairs(), profile=PROFILES, tiled=st.booleans())
 def test_I01_both_back_ends_give_and_take_the_same_frames(pair, profile, tiled) -> None:

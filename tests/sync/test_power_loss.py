@@ -7,6 +7,7 @@ as committed, and nothing torn.
 
 from __future__ import annotations
 
+import filecmp
 import os
 import shutil
 import subprocess
@@ -46,6 +47,15 @@ def image(tmp_path: Path) -> Path:
     return path
 
 
+def snapshot(image: Path, copy: Path) -> None:
+    """What is on the device at one moment: the kernel may write while it is copied, then again."""
+    for _ in range(100):
+        shutil.copyfile(image, copy)
+        if filecmp.cmp(image, copy, shallow=False):
+            return
+    raise AssertionError("the image never stands still")
+
+
 def check_every_fsync(
     image: Path, folder: Path, num_versions: int, monkeypatch: pytest.MonkeyPatch
 ) -> int:
@@ -61,9 +71,12 @@ def check_every_fsync(
             return
         is_looking = True
         num_losses += 1
-        shutil.copyfile(image, folder / "copy.img")
-        with mounted(folder / "copy.img", folder / f"after{num_losses}") as found:
+        # A file of its own each time: the last mount may write to its file until it is all gone.
+        copy = folder / f"copy{num_losses}.img"
+        snapshot(image, copy)
+        with mounted(copy, folder / f"after{num_losses}") as found:
             require_whole(found / "store")
+        copy.unlink()
         is_looking = False
 
     def require_whole(root: Path) -> None:
@@ -112,7 +125,7 @@ def test_I28_a_publisher_that_does_not_sync_is_found_out(
         source.publish(history(0)[0])
         monkeypatch.setattr(os, "fsync", lambda fd: None)
         source.publish(history(1)[1])
-        shutil.copyfile(image, tmp_path / "copy.img")
+        snapshot(image, tmp_path / "copy.img")
         with mounted(tmp_path / "copy.img", tmp_path / "after") as found:
             live = zeros_like(history(0)[0])
             store = FileStore(found / "store")
