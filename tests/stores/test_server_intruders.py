@@ -219,6 +219,18 @@ def test_I83_no_path_leads_outside_even_with_the_key(service: Service) -> None:
             assert b"\nX: 1" not in answer.partition(b"\r\n\r\n")[0], "a path became a header"
 
 
+@pytest.mark.parametrize("service", ["relay"], indirect=True)
+def test_I81_a_body_that_nobody_asked_for_is_no_second_request(service: Service) -> None:
+    inner = service.request(f"Authorization: Bearer {KEY.decode()}")
+    for header in (f"Content-Length: {len(inner)}", "Transfer-Encoding: chunked"):
+        answer = service.ask(
+            service.request(f"Authorization: Bearer {KEY.decode()}", header) + inner
+        )
+        assert answer.count(b"HTTP/1.1 ") == 1
+        assert answer.count(SECRET) == 1
+    assert service.ask(inner + inner).count(SECRET) == 2, "two requests are two"
+
+
 class Attack:
     """Makes a file where it is unpickled."""
 

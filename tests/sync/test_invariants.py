@@ -76,7 +76,7 @@ def test_i30_missed_versions_are_replayed_or_an_anchor_is_loaded_as_one_install(
 
 @pytest.mark.long
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("anchor_every", [7, 40, 1000])
+@pytest.mark.parametrize("anchor_every", [7, 40, 256])
 def test_i30_every_number_of_missed_versions_from_1_to_300_is_one_exact_install(anchor_every):
     """Reader k follows up to version 300 - k and is then away; all come back at the end."""
     store, states = MemoryStore(), history(300, num_tensors=2, size=20)

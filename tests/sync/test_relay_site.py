@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,7 @@ import numpy as np
 import pytest
 from packet_filter import cut_off, lose, num_lost, rejoin
 
-from benchmarks.namespaces import why_not
+from benchmarks.namespaces import Network, why_not
 from benchmarks.site import RUN, Process, Said, Sites, tell_all
 from benchmarks.site_process import TENSOR
 from gymfast.stores import FileStore
@@ -104,6 +105,28 @@ def wait_until(is_so: Callable[[], bool]) -> None:
     while not is_so():
         assert time.monotonic() < end_s
         time.sleep(0.002)
+
+
+@pytest.mark.ci
+def test_R115_a_relay_with_defaults_is_not_reached_from_other_hosts(tmp_path: Path) -> None:
+    with Network(2, 1.0) as network:
+        relay = [sys.executable, "-P", "-m", "gymfast", "relay", str(tmp_path), "--port", "0"]
+        with_port = Process([*network.within(1), *relay, "--json"], dict(os.environ))
+        try:
+            host, port = with_port.first["url"].removeprefix("relay://").split(":")
+            assert host == "127.0.0.1"
+            call = "import socket, sys; socket.create_connection((sys.argv[1], sys.argv[2]), 20)"
+            for node, address, is_let_in in ((1, host, True), (0, network.address(1), False)):
+                command = [*network.within(node), sys.executable, "-c", call, address, port]
+                found = subprocess.run(command, capture_output=True, text=True, check=False)
+                assert (found.returncode == 0) is is_let_in, found.stderr
+                assert is_let_in or "ConnectionRefusedError" in found.stderr
+        finally:
+            with_port.end()
+        for_all = [*network.within(1), *relay, "--host", "0.0.0.0"]
+        refused = subprocess.run(for_all, capture_output=True, text=True, check=False)
+        assert refused.returncode != 0
+        assert "give a key (--key-file)" in refused.stderr
 
 
 # One copy for each site
