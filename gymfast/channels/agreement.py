@@ -11,6 +11,8 @@ from gymfast.channels.control import Control
 from gymfast.errors import ChannelError
 
 PROTOCOL = 2
+WAITED = "it waited for rank "
+"""So begins what a rank says that failed for no reason of its own."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,43 @@ def agree(control: Control, terms: Terms, timeout_s: float) -> None:
             words = _explain(terms, odd, offers[odd], listings.get(odd) or [])
         words = control.share(words, timeout_s)
     raise ChannelError(words, (odd,) if odd >= 0 else ())
+
+
+def exchange(
+    control: Control,
+    what: str,
+    value: Any,
+    problem: str,
+    gather_s: float,
+    share_s: float | None = None,
+) -> dict[int, Any]:
+    """What each rank passes, by rank, if all are there and have no problem; called by all of them.
+
+    Raises ChannelError, on all ranks, that names those which are lost, else those which failed;
+    its words begin with `what`. Rank 0 waits for `gather_s`, others may wait longer for rank 0.
+    """
+    found = control.gather([problem, value], gather_s)
+    gone = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
+    lost = {rank: f"is lost: {why}" for rank, why in gone.items()}
+    said = {rank: text for rank, (text, _) in found.items() if text}
+    causes = {rank: text for rank, text in said.items() if not text.startswith(WAITED)} or said
+    failed = {rank: f"says: {text}" for rank, text in causes.items()}
+    values = [[rank, value] for rank, (_, value) in found.items()]
+    answer = [values, sorted((lost or failed).items())]
+    values, troubles = control.share(answer, gather_s if share_s is None else share_s)
+    if troubles:
+        words = "; ".join(f"rank {rank} {text}" for rank, text in troubles)
+        ranks = tuple(int(rank) for rank, _ in troubles)
+        raise ChannelError(f"{what} of ranks {control.ranks}: {words}", ranks)
+    return {int(rank): value for rank, value in values}
+
+
+def require_equal(what: str, found: Mapping[int, Any]) -> None:
+    """Raises ChannelError that names the first rank which has another value than rank 0."""
+    for rank, value in found.items():
+        if value != found[0]:
+            words = f"{what} is {value!r} there and {found[0]!r} on rank 0"
+            raise ChannelError(f"rank {rank} cannot take part: {words}", (rank,))
 
 
 def _explain(terms: Terms, odd: int, offer: list[Any], listing: list[Any]) -> str:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import threading
 import time
 import zlib
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 import numpy as np
 
+from gymfast.channels.agreement import WAITED, exchange, require_equal
 from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Slot
 from gymfast.channels.control import Control
 from gymfast.channels.threaded import ThreadedChannel
 from gymfast.errors import ChannelError, MissingDependencyError
 
 _LOOK_S = 0.05
+_NO_GROUP = "gloo makes no group"
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ def open_gloo(
         ) from error
     rank = control.ranks.index(control.rank)
     timeout = timedelta(seconds=timeout_s)
-    store, group, problem = None, None, ""
+    store, problem = None, ""
     try:
         if rank == 0:
             options = {"is_master": True, "wait_for_workers": False, "timeout": timeout}
@@ -178,34 +181,51 @@ def open_gloo(
     except RuntimeError as error:
         problem = str(error)
     # Nobody waits in gloo for a rank that is not there: it would not say for which.
-    place = [host, store.port] if store else None
-    place = _require_all(control, problem, timeout_s, place)
-    try:
-        store = store or dist.TCPStore(*place, timeout=timeout)
-        group = dist.ProcessGroupGloo(store, rank, len(control.ranks), timeout)
-    except RuntimeError as error:
-        problem = str(error)
-    # torch may try for twice its time-out, on rank 0 too.
-    _require_all(control, problem, timeout_s, before_s=2 * timeout_s)
+    value = [depth, [host, store.port] if store else None]
+    found = exchange(control, _NO_GROUP, value, problem, timeout_s)
+    require_equal("the depth of the channel", {r: depth for r, (depth, _) in found.items()})
+    _, place = found[0]
+
+    def make() -> Any:
+        where = store or dist.TCPStore(*place, timeout=timeout)
+        return dist.ProcessGroupGloo(where, rank, len(control.ranks), timeout)
+
+    end_s = time.monotonic() + 2 * timeout_s  # torch may try for twice its time-out
+    troubles = queue.SimpleQueue[Any]()
+    with control.watching(lambda *trouble: _pass_on(control, troubles, *trouble)):
+        group, problem = _make(make, troubles, end_s)
+        if problem:
+            control.trouble(problem)
+        wait_s = timeout_s + max(end_s - time.monotonic(), 0.0)
+        exchange(control, _NO_GROUP, None, problem, wait_s, timeout_s + wait_s)
     return GlooChannel(group, depth=depth, timeout_s=timeout_s)
 
 
-def _require_all(
-    control: Control, problem: str, timeout_s: float, value: Any = None, *, before_s: float = 0.0
-) -> Any:
-    """What rank 0 passes, if all ranks are there and have no problem.
+def _pass_on(control: Control, troubles: queue.SimpleQueue[Any], rank: int, why: str) -> None:
+    """What rank 0 learns of a rank the others have to know: they may wait for it in torch."""
+    if rank in control.ranks:
+        if control.rank == 0:
+            control.trouble(why, of=rank)
+        troubles.put((None, f"{WAITED}{rank}: {why}"))
 
-    Rank 0 may come so much later than others.
-    Raises ChannelError, on all ranks, that names those which are lost, else those which failed.
+
+def _make(
+    make: Callable[[], Any], answers: queue.SimpleQueue[Any], end_s: float
+) -> tuple[Any, str]:
+    """A group, or why there is none, by the moment `end_s`; trouble is among the answers too.
+
+    torch waits until its time-out for a rank that is gone. Its thread is left to it then.
     """
-    found = control.gather(problem, timeout_s)
-    wait_s = timeout_s if control.rank == 0 else timeout_s + before_s
-    gone = {rank: why for rank, why in control.lost.items() if rank in control.ranks}
-    lost = {rank: f"is lost: {why}" for rank, why in gone.items()}
-    failed = {rank: f"says: {text}" for rank, text in found.items() if text}
-    value, troubles = control.share([value, sorted((lost or failed).items())], wait_s)
-    if troubles:
-        words = "; ".join(f"rank {rank} {text}" for rank, text in troubles)
-        ranks = tuple(int(rank) for rank, _ in troubles)
-        raise ChannelError(f"gloo makes no group of ranks {control.ranks}: {words}", ranks)
-    return value
+
+    def work() -> None:
+        try:
+            answers.put((make(), ""))
+        except RuntimeError as error:
+            answers.put((None, str(error)))
+
+    threading.Thread(target=work, name="gymfast-gloo-make", daemon=True).start()
+    try:
+        group, problem = answers.get(timeout=max(end_s - time.monotonic(), 0.001))
+    except queue.Empty:
+        return None, "torch made no group in twice the time-out"
+    return group, problem

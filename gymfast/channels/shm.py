@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from gymfast._core import ShmRing
+from gymfast.channels.agreement import exchange, require_equal
 from gymfast.channels.base import DEFAULT_DEPTH, DEFAULT_TIMEOUT_S, Slot
 from gymfast.channels.control import Control
 from gymfast.channels.threaded import ThreadedChannel
@@ -84,12 +85,18 @@ def open_shm(
 ) -> ShmChannel:
     """A channel between the ranks of a formation, all of one host and user; called by all of them.
 
-    Each rank takes 4 MiB once it sends. Raises ChannelError if a rank is lost, or on another host.
+    Each rank takes 4 MiB once it sends.
+    Raises ChannelError, on all ranks, if one is lost, has no memory or another depth, or is on
+    another host.
     """
     rank = control.ranks.index(control.rank)
-    ring, path = make_ring(rank, len(control.ranks))
-    found = control.gather(path, timeout_s)
-    paths = control.share([found.get(number) for number in control.ranks], timeout_s)
-    if missing := [r for r, place in zip(control.ranks, paths, strict=True) if place is None]:
-        raise ChannelError(f"ranks {missing} gave no ring", tuple(missing))
+    ring, path, problem = None, "", ""
+    try:
+        ring, path = make_ring(rank, len(control.ranks))
+    except (ChannelError, OSError) as error:
+        problem = str(error)  # the others hear of it instead of waiting
+    found = exchange(control, "no channel in shared memory", [depth, path], problem, timeout_s)
+    require_equal("the depth of the channel", {r: depth for r, (depth, _) in found.items()})
+    assert ring is not None
+    paths = [found[number][1] for number in control.ranks]
     return ShmChannel(rank, ring, paths, depth=depth, timeout_s=timeout_s)

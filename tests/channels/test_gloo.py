@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from datetime import timedelta
 from functools import partial
+from socket import SHUT_RDWR
+from threading import Event, Semaphore
 from typing import Any
 
 import numpy as np
@@ -125,14 +127,48 @@ def test_I51_a_rank_that_is_lost_while_the_group_is_made_is_named_on_all_others(
 
 
 def test_I51_a_rank_that_cannot_make_the_group_is_named_on_all_others(monkeypatch) -> None:
+    is_over = Event()
+
     def made(store: Any, rank: int, *_: Any) -> object:
         if rank == 1:
             raise RuntimeError("no address of this host")
-        return object()
+        return is_over.wait()  # as torch waits for the other rank
 
     monkeypatch.setattr(dist, "ProcessGroupGloo", made)
     controls = Controls(2)
     results = in_threads([partial(open_gloo, c, timeout_s=20) for c in controls.all])
     words = "gloo makes no group of ranks (0, 1): rank 1 says: no address of this host"
     assert [(str(result), result.ranks) for result in results] == [(words, (1,))] * 2
+    is_over.set()
+    controls.close()
+
+
+def test_I51_nobody_waits_in_torch_for_a_rank_that_is_lost_meanwhile(monkeypatch) -> None:
+    """For much longer than this test may take: torch itself would wait for its time-out."""
+    controls, num_waiting, is_over = Controls(3), Semaphore(0), Event()
+
+    def made(store: Any, rank: int, *_: Any) -> object:
+        if rank == 2:
+            for _ in range(2):
+                num_waiting.acquire()
+            controls.all[0]._lines[2].sock.shutdown(SHUT_RDWR)
+        else:
+            num_waiting.release()
+        return is_over.wait()
+
+    monkeypatch.setattr(dist, "ProcessGroupGloo", made)
+    works = [partial(open_gloo, control, timeout_s=600) for control in controls.all]
+    *results, _ = in_threads(works)
+    for result in results:
+        words = "gloo makes no group of ranks (0, 1, 2): rank 2 is lost: it closed the line"
+        assert (str(result), result.ranks) == (words, (2,))
+    is_over.set()
+    controls.close()
+
+
+def test_another_depth_is_named_on_all_ranks() -> None:
+    controls = Controls(2)
+    works = [partial(open_gloo, c, depth=2 + c.rank, timeout_s=20) for c in controls.all]
+    words = "rank 1 cannot take part: the depth of the channel is 3 there and 2 on rank 0"
+    assert [(str(error), error.ranks) for error in in_threads(works)] == [(words, (1,))] * 2
     controls.close()

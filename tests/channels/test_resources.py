@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -23,7 +25,8 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs kernel fe
 def start(*arguments: object) -> subprocess.Popen[str]:
     command = [sys.executable, str(SCRIPT), *map(str, arguments)]
     # One heap for all threads: with several, how full each is depends on which thread got which.
-    environment = os.environ | {"MALLOC_ARENA_MAX": "1"}
+    # torch keeps its last 2000 operations otherwise, about 1 kB each: growth that ends later.
+    environment = os.environ | {"MALLOC_ARENA_MAX": "1", "TORCH_FR_BUFFER_SIZE": "0"}
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
 
 
@@ -78,7 +81,6 @@ def test_I60_R90_R92_the_peak_of_a_transfer_is_its_plan(
             pytest.param(kind, 300, is_lasting, marks=[pytest.mark.long, pytest.mark.timeout(900)])
             for kind in ("loopback", "star", "chain", "shm", "gloo")
             for is_lasting in (1, 0)
-            if (kind, is_lasting) != ("gloo", 0)  # of torch's groups see docs/transfer.md
         ),
     ],
 )
@@ -91,4 +93,8 @@ def test_I61_R94_transfers_leave_no_memory_descriptor_or_thread_behind(
     (first_bytes, *first), (last_bytes, *last) = counts[num_first // 10 - 1], counts[-1]
     assert last == first
     allowed_bytes = MAX_GROWTH_BYTES * (num_transfers - num_first)
-    assert last_bytes - first_bytes <= allowed_bytes + (0 if num_transfers > 100 else NOISE_BYTES)
+    noise_bytes = (4 if num_transfers > 100 else 1) * NOISE_BYTES
+    assert last_bytes - first_bytes <= allowed_bytes + noise_bytes
+    if num_transfers > 100:  # a leak grows all the time; the heap grows by some MB once or twice
+        resident = [num_bytes for num_bytes, *_ in counts[num_first // 10 - 1 :]]
+        assert median(b - a for a, b in pairwise(resident)) <= 10 * MAX_GROWTH_BYTES

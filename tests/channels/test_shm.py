@@ -13,7 +13,7 @@ import pytest
 from channel_group import Controls
 
 from gymfast._core import ShmRing
-from gymfast.channels import Channel, Slot
+from gymfast.channels import Channel, Slot, shm
 from gymfast.channels.shm import ShmChannel, make_ring, open_shm
 from gymfast.errors import ChannelError
 from gymfast.testing.channel_contract import ChannelContract, Make, in_threads, noise
@@ -102,6 +102,28 @@ def test_a_group_is_made_over_the_control_plane() -> None:
     assert in_threads([partial(work, rank) for rank in range(3)]) == [None] * 3
     assert all((one == noise(0, SIZE)).all() for one in memory)
     in_threads([channel.close for channel in channels])
+    controls.close()
+
+
+def test_a_rank_without_memory_is_named_on_all_others(monkeypatch) -> None:
+    def make(rank: int, num_ranks: int) -> tuple[ShmRing, str]:
+        if rank == 1:
+            raise ChannelError("cannot take shared memory: Cannot allocate memory")
+        return make_ring(rank, num_ranks)
+
+    monkeypatch.setattr(shm, "make_ring", make)
+    controls = Controls(3)
+    results = in_threads([partial(open_shm, control, timeout_s=600) for control in controls.all])
+    words = "no channel in shared memory of ranks (0, 1, 2): rank 1 says: cannot take shared memory"
+    assert [(str(r), r.ranks) for r in results] == [(f"{words}: Cannot allocate memory", (1,))] * 3
+    controls.close()
+
+
+def test_another_depth_is_named_on_all_ranks() -> None:
+    controls = Controls(2)
+    works = [partial(open_shm, c, depth=2 + c.rank, timeout_s=600) for c in controls.all]
+    words = "rank 1 cannot take part: the depth of the channel is 3 there and 2 on rank 0"
+    assert [(str(error), error.ranks) for error in in_threads(works)] == [(words, (1,))] * 2
     controls.close()
 
 
