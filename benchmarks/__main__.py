@@ -79,14 +79,23 @@ def run_density(options: argparse.Namespace) -> int:
     return run(options)
 
 
+def run_wan(options: argparse.Namespace) -> int:
+    from benchmarks.wan import run
+
+    return run(options)
+
+
 def run_report(options: argparse.Namespace) -> int:
-    from benchmarks import report, transfer_report
+    from benchmarks import report, transfer_report, wan
     from benchmarks.targets import check_targets
 
     markers = report.MARKERS
     if transfer_report.is_transfer(options.csv):
         text = transfer_report.tables(*transfer_report.read_csv(options.csv))
         markers = transfer_report.MARKERS
+    elif wan.is_wan(options.csv):
+        text = wan.tables(*wan.read_csv(options.csv))
+        markers = wan.MARKERS
     else:
         rows, stamp = report.read_csv(options.csv)
         text = report.tables(rows, stamp, check_targets(rows))
@@ -157,6 +166,18 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME,...",
         help="loopback, lists, shaped, chain, live, nccl",
     )
+    wan = commands.add_parser(
+        "wan", help="versions through a store behind a long link, beside slime's scheme"
+    )
+    wan.set_defaults(run=run_wan)
+    wan.add_argument("--json", action="store_true", help="JSON instead of tables")
+    wan.add_argument("--csv", type=Path, metavar="FILE", help="also write all rows as CSV")
+    wan.add_argument("--quick", action="store_true", help="64 MB, five rounds, five behind")
+    wan.add_argument("--size", type=_size, help="bytes of the weights (default 1640000000)")
+    wan.add_argument("--rounds", type=_rounds, help=f"samples a row, at least {MIN_ROUNDS}")
+    wan.add_argument("--behind", type=int, help="versions that late engines missed (default 50)")
+    wan.add_argument("--rtt", type=float, help="round trip in ms (default 60)")
+    wan.add_argument("--rate", type=float, help="of the link, 1e9 bits a second (default 1)")
     density = commands.add_parser(
         "density", help="how much of BF16, INT4, FP8 and adapters changes in a step"
     )

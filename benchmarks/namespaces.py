@@ -56,8 +56,8 @@ class Network:
     def __enter__(self) -> Network:
         try:
             self._make(self._switch)
-            _run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")
-            _run("ip", "-n", self._switch, "link", "set", "br0", "mtu", str(MTU), "up")
+            run("ip", "-n", self._switch, "link", "add", "br0", "type", "bridge")
+            run("ip", "-n", self._switch, "link", "set", "br0", "mtu", str(MTU), "up")
             for node in range(self.num_nodes):
                 self._add(node)
         except BaseException:
@@ -76,17 +76,17 @@ class Network:
     def _add(self, node: int) -> None:
         name, port = self._name(node), f"p{node}"
         self._make(name)
-        _run("ip", "-n", name, "link", "set", "lo", "up")
+        run("ip", "-n", name, "link", "set", "lo", "up")
         peer = ["peer", "name", port, "netns", self._switch]
-        _run("ip", "-n", name, "link", "add", "eth0", "mtu", str(MTU), "type", "veth", *peer)
-        _run("ip", "-n", self._switch, "link", "set", port, "mtu", str(MTU), "master", "br0", "up")
-        _run("ip", "-n", name, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
-        _run("ip", "-n", name, "link", "set", "eth0", "up")
+        run("ip", "-n", name, "link", "add", "eth0", "mtu", str(MTU), "type", "veth", *peer)
+        run("ip", "-n", self._switch, "link", "set", port, "mtu", str(MTU), "master", "br0", "up")
+        run("ip", "-n", name, "address", "add", f"{self.address(node)}/24", "dev", "eth0")
+        run("ip", "-n", name, "link", "set", "eth0", "up")
         rate = f"{self.rate_gbps * 1e9:.0f}bit"
         # The bucket holds 2 ms of the link, so that a start from rest gains no more than that.
         burst = f"{max(self.rate_gbps * 1e9 / 8 * 0.002, 128 << 10):.0f}b"
         shape = ["tbf", "rate", rate, "burst", burst, "limit", "8mb"]
-        _run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *shape)
+        run("tc", "-n", name, "qdisc", "add", "dev", "eth0", "root", *shape)
         for key, value in _SETTINGS.items():
             self._set(name, key, value)
         try:
@@ -95,16 +95,16 @@ class Network:
             self._set(name, _CONGESTION, "reno")
 
     def _set(self, name: str, key: str, value: str) -> None:
-        _run("ip", "netns", "exec", name, "sysctl", "-qw", f"{key}={value}")
+        run("ip", "netns", "exec", name, "sysctl", "-qw", f"{key}={value}")
 
     def _make(self, name: str) -> None:
-        _run("ip", "netns", "add", name)
+        run("ip", "netns", "add", name)
         self._made.append(name)
 
     def _remove(self) -> None:
         while self._made:  # with a namespace its devices go
             with suppress(OSError):
-                _run("ip", "netns", "delete", self._made.pop())
+                run("ip", "netns", "delete", self._made.pop())
 
     def _name(self, node: int) -> str:
         return f"{self._prefix}n{node}"
@@ -123,7 +123,7 @@ def why_not() -> str:
         return str(error)
 
 
-def _run(*command: str) -> None:
+def run(*command: str) -> None:
     """Raises OSError, with what the command said, if it fails."""
     found = subprocess.run(command, capture_output=True, text=True, check=False)
     if found.returncode:

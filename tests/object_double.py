@@ -106,15 +106,18 @@ def serve_bucket(**settings: bool) -> Iterator[Bucket]:
     """A bucket named `bucket` behind an endpoint."""
     bucket = Bucket(**settings)
 
-    class Handler(_Handler):
+    class Handler(BucketHandler):
         held = bucket
 
     with serve(Handler) as bucket.endpoint:
         yield bucket
 
 
-class _Handler(Quiet):
+class BucketHandler(Quiet):
+    """Answers for a bucket; lists come in pages of `page` keys."""
+
     held: Bucket
+    page = 8
 
     def answer(self, status: int, body: bytes = b"", **headers: str) -> None:
         """Kept until the lock is free: a client that does not read must not hold others up."""
@@ -142,7 +145,7 @@ class _Handler(Quiet):
         prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
         after = after or self.query.get("start-after", "")
         keys = sorted(k for k in self.held.objects if k.startswith(prefix) and k > after)
-        page = keys[: min(int(self.query.get("max-keys", 1000)), 8)]
+        page = keys[: min(int(self.query.get("max-keys", 1000)), self.page)]
         rows = "".join(
             f"<Contents><Key>{escape(k)}</Key><Size>{len(self.held.objects[k].body)}</Size>"
             f"<LastModified>2026-01-01T00:00:00.000Z</LastModified><ETag>x</ETag></Contents>"

@@ -31,6 +31,8 @@ class Store(Protocol):
     After a StoreError from `put` or `create` the object is absent, old or complete, never torn;
     which of them is unknown, so read it back before relying on either.
     `num_ahead` says how many reads are worth having under way at once, 0 for a store that is near.
+    A store that promises that every reader finds what a put has written, whole, once it returned
+    may say so with an attribute `shows_puts` (see the function of that name).
     """
 
     url: str
@@ -67,6 +69,14 @@ class Store(Protocol):
 
     def free_bytes(self) -> int | None:
         """Bytes that can still be written; None where the store cannot know."""
+
+
+def shows_puts(store: Store) -> bool:
+    """True if the store promises that what was put can be read, by all, once the put returned.
+
+    A store that says nothing is not trusted: whoever relies on an object looks for it first.
+    """
+    return bool(getattr(store, "shows_puts", False))
 
 
 def check_key(key: str) -> str:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from itertools import pairwise
 
 from gymfast.errors import ChainError, FormatError, NotFoundError, StoreError
 from gymfast.sync.chain import Costs, Plan, Step
 from gymfast.sync.clock import Clock, Deadline
 from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
+from gymfast.sync.manifest import StateRecord
+from gymfast.sync.requests import Pending
 from gymfast.sync.staging import Advance, Staged, StagedFrame, Stager
 from gymfast.sync.view import View
 
@@ -40,6 +43,31 @@ class Fetcher:
         self._unusable: dict[int, str] = {}
         self._advance: Advance | None = None
         self._num_bytes = 0
+        self._guard: Pending[int] | None = None
+
+    def expect(self, record: StateRecord, needed: int) -> None:
+        """Begins to fetch a version that the plan is going to lead over, from record `needed` on.
+
+        Only where the store is far. Lease and mark are on their way then, in this order, while
+        bytes come: these are compared with their record whatever happens to the objects.
+        """
+        if self._log.requests.is_far:
+            self._stager.expect(record)
+            if not 0 < self._lease.seq <= needed:
+                self._take_lease(needed, record.seq)
+
+    def forget(self) -> None:
+        """Gives back what was begun, and the lease."""
+        self._stager.drop_expected()
+        self._guard = None
+        self._lease.release()
+
+    def close(self) -> None:
+        """As `forget`, and waits until it is done."""
+        self.forget()
+        self._lease.close()
+        self._stager.close()
+        self._log.requests.close()
 
     def fetch(
         self, target: int | None, costs: Costs, *, is_decoded: bool, advance: Advance | None
@@ -58,11 +86,12 @@ class Fetcher:
             if not plan.steps:
                 return Staged(plan, ())
             self._stager.require_room(plan)
-            self._lease.take(plan.first_seq)
+            if not 0 < self._lease.seq <= plan.first_seq or self._guard is None:
+                self._take_lease(plan.first_seq, plan.end.seq)
             num_unusable = len(self._unusable)
             try:
-                if self._is_gone(plan):
-                    raise _PlanAgainError("retention was faster")
+                if not self._log.requests.is_far:
+                    self._require_kept(plan)
                 return self._fetch_all(plan, is_decoded=is_decoded)
             except _PlanAgainError as error:
                 _log.warning("run '%s': planning again: %s", self._log.keys.run, error)
@@ -88,16 +117,33 @@ class Fetcher:
         self._unusable[step.record.seq] = what
         return _PlanAgainError(what)
 
+    def _take_lease(self, seq: int, known: int) -> None:
+        self._guard = self._lease.take(seq, lambda: self._log.floor(known))
+
+    def _require_kept(self, plan: Plan) -> None:
+        """Raises _PlanAgainError if retention passed by before it saw the lease.
+
+        Waits for the answer, and forgets it: it holds for as long as the lease.
+        """
+        guard, self._guard = self._guard, None
+        if guard is not None and guard.result() > plan.first_seq:
+            raise _PlanAgainError("retention was faster")
+
     def _is_gone(self, plan: Plan) -> bool:
-        """True if retention may have deleted what the plan needs before the lease was seen."""
+        """True if retention may have deleted what the plan needs, by a look after the lease."""
+        self._require_kept(plan)
         return self._log.floor(plan.end.seq) > plan.first_seq
 
     def _fetch_all(self, plan: Plan, *, is_decoded: bool) -> Staged:
         start_s, verify_before = time.perf_counter(), self._stager.verify_s
         self._num_bytes = 0
+        self._stager.drop_expected(but=[step.record.nonce for step in plan.steps])
         with ExitStack() as stack:
             frames: list[StagedFrame] = []
-            for step in plan.steps:
+            for step, following in pairwise((*plan.steps, None)):
+                assert step is not None
+                if following is not None:
+                    self._stager.expect(following.record)
                 frame = self._fetch_one(plan, step, is_decoded=is_decoded)
                 stack.callback(frame.close)
                 frames.append(frame)
@@ -114,6 +160,8 @@ class Fetcher:
 
         def tick(num_bytes: int) -> None:
             self._lease.renew()
+            if self._guard is not None and self._guard.is_here:
+                self._require_kept(plan)
             self._num_bytes += num_bytes
             if self._advance is not None:
                 self._advance(self._num_bytes, plan.num_bytes)

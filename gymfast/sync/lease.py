@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeVar
 
 from gymfast.errors import FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
@@ -18,8 +19,10 @@ from gymfast.sync.manifest import (
     parse_lease,
 )
 from gymfast.sync.objects import read_whole
+from gymfast.sync.requests import Pending, Requests
 
 _log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 
 def read_leases(store: Store, keys: RunKeys) -> Iterator[tuple[str, LeaseRecord | FormatError]]:
@@ -42,7 +45,10 @@ def read_leases(store: Store, keys: RunKeys) -> Iterator[tuple[str, LeaseRecord 
 
 
 class Lease:
-    """One lease object in the store, renewed while it is used."""
+    """One lease object in the store, renewed while it is used.
+
+    A store that is far away is written to in the background, one request after the other.
+    """
 
     def __init__(
         self, store: Store, keys: RunKeys, reader_id: str, clock: Clock, duration_s: float
@@ -56,14 +62,22 @@ class Lease:
         self._reader_id = reader_id
         self._seq = 0
         self._renew_at_s = 0.0
+        self._requests = Requests(store, in_order=True)
 
-    def take(self, seq: int) -> None:
-        """From here on nothing from record `seq` on is deleted; look at the floor after this.
+    @property
+    def seq(self) -> int:
+        """The oldest record that is asked for; 0 without a lease."""
+        return self._seq
 
+    def take(self, seq: int, look: Callable[[], _T]) -> Pending[_T]:
+        """What a look at the floor finds that begins once the lease is there.
+
+        If the floor is not beyond record `seq` then, nothing from there on is deleted.
         A reader that may not write reads without a lease, which is logged.
         """
         self._seq = seq
         self._put()
+        return self._requests.start(look)
 
     def renew(self) -> None:
         """Keeps the lease alive; cheap to call often."""
@@ -74,17 +88,35 @@ class Lease:
         """Gives the lease back."""
         if self._seq:
             self._seq = 0
-            try:
-                self._store.delete(self._key)
-            except StoreError as error:
-                _log.warning("the lease of '%s' stays until it is over: %s", self._reader_id, error)
+            self._write(self._delete)
+
+    def close(self) -> None:
+        """Gives the lease back, and waits until that is done."""
+        self.release()
+        self._requests.close(is_finished=True)
+
+    def _write(self, work: Callable[[], None]) -> None:
+        """Begins to write; where the store is near, does."""
+        written = self._requests.start(work)
+        if not self._requests.is_far:
+            written.result()
+
+    def _delete(self) -> None:
+        try:
+            self._store.delete(self._key)
+        except StoreError as error:
+            _log.warning("the lease of '%s' stays until it is over: %s", self._reader_id, error)
 
     def _put(self) -> None:
         duration_us = int(self._duration_s * 1e6)
         expires_us = max(0, self._clock.wall_us() + duration_us)
         lease = LeaseRecord(FORMAT, self._keys.run, self._reader_id, self._seq, expires_us)
         self._renew_at_s = self._clock.monotonic_s() + self._duration_s / 3
-        try:
-            self._store.put(self._key, encode(lease))
-        except StoreError as error:
-            _log.warning("'%s' reads without a lease: %s", self._reader_id, error)
+
+        def put() -> None:
+            try:
+                self._store.put(self._key, encode(lease))
+            except StoreError as error:
+                _log.warning("'%s' reads without a lease: %s", self._reader_id, error)
+
+        self._write(put)

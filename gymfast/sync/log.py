@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
@@ -23,6 +26,7 @@ from gymfast.sync.manifest import (
     parse_log_record,
 )
 from gymfast.sync.objects import digest_at, read_whole
+from gymfast.sync.requests import MAX_REQUESTS, Pending, Requests
 
 MAX_GAP = 2**32
 """Places after the one before, beyond which only a sound record counts: no run gets there, and a
@@ -35,7 +39,8 @@ class Log:
     """The records of one run; `key` checks their signatures.
 
     `damage` tells of a damaged record that the newest look at the log met; "" if it met none.
-    `is_single_writer` allows a store without create-only writes: a look, then a put.
+    `is_single_writer` allows a store without create-only writes: a look, then a put. `requests` has
+    several reads under way where the store is far.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Log:
         self.keys = keys
         self.key = key
         self.damage = ""
+        self.requests = Requests(store)
         self._is_single_writer = is_single_writer
 
     def read(self, seq: int) -> Found:
@@ -173,8 +179,9 @@ class Log:
         floor = self.floor()
         self.damage = ""
         newest_first: list[Found] = []
-        for seq in reversed([seq for seq in self.places() if seq >= floor]):
-            found = self._read_if_sound(seq)
+        places = [seq for seq in reversed(self.places()) if seq >= floor]
+        for seq, read in self.reads(places):
+            found = self._if_sound(seq, read)
             follows = not newest_first or newest_first[-1][0].seq == seq + 1
             if found is None or not follows:
                 if any(is_full(record) for record, _ in newest_first):
@@ -185,6 +192,21 @@ class Log:
                 if is_full(found[0]) and (is_enough is None or is_enough(_state(found[0]))):
                     break
         return self._chained(newest_first)
+
+    def reads(self, places: Iterable[int]) -> Iterator[tuple[int, Pending[Found]]]:
+        """Reads of records at these places, in order; where the store is far, more and more ahead.
+
+        Nothing is read ahead of the first one that is found.
+        """
+        waiting: deque[tuple[int, Pending[Found]]] = deque()
+        rest, num_ahead = iter(places), 1
+        while True:
+            wanted = islice(rest, num_ahead - len(waiting))
+            waiting.extend((seq, self.requests.start(partial(self.read, seq))) for seq in wanted)
+            if not waiting:
+                return
+            yield waiting.popleft()
+            num_ahead = min(2 * num_ahead, MAX_REQUESTS)
 
     def salvaged_tip(self) -> Tip:
         """A tip after everything that is there, damaged or not; its root is unknown.
@@ -224,9 +246,9 @@ class Log:
             return False
         return True
 
-    def _read_if_sound(self, seq: int) -> Found | None:
+    def _if_sound(self, seq: int, read: Pending[Found]) -> Found | None:
         try:
-            record, digest = self.read(seq)
+            record, digest = read.result()
         except NotFoundError:
             return None
         except FormatError as error:

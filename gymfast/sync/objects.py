@@ -13,13 +13,19 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gymfast.errors import ChecksumError, FormatError, NotFoundError, StoreError
-from gymfast.stores.base import Store
+from gymfast.errors import ChecksumError, ConflictError, FormatError, NotFoundError, StoreError
+from gymfast.stores.base import Store, shows_puts
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef, StateRecord
+from gymfast.sync.requests import REQUESTS_PER_AHEAD
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
+_FIRST_OBJECT_BYTES = 1 << 20
+_OBJECTS_PER_SIZE = 8
+_MAX_DOUBLINGS = 3  # to 8 MiB: what object stores take, and give, in one request
+_MAX_SMALL_OBJECTS = 8192
+_PUTS_PER_AHEAD = 2
 _WHAT_TO_DO = "`gymfast sync fsck` says what is lost and what heals it"
 
 
@@ -32,40 +38,43 @@ def check_object_bytes(object_bytes: int) -> int:
 
 @dataclass
 class FrameWriter:
-    """Puts the sections of one frame as objects of at most `object_bytes`, one in memory at a time.
+    """Puts the sections of one frame as objects of at most `object_bytes`, so much in memory.
 
-    `seconds` is the time of all puts, hashing included.
+    A store that is far away gets small objects first, several at once, while the frame is made.
+    `seconds` is the time for which the maker of the frame waited for puts. `creates`: objects are
+    created, and only those that are there already are put; the store must have create-only writes.
     """
 
     store: Store
     keys: RunKeys
     epoch: int
     object_bytes: int
+    creates: bool = False
     seconds: float = 0.0
     refs: list[ObjectRef] = field(default_factory=list)
     _made: list[str] = field(default_factory=list)
+    _waiting: deque[tuple[int, Future[ObjectRef]]] = field(default_factory=deque)
 
     def write(self, sections: Iterable[bytes]) -> FrameRef:
         """The reference of the frame, once all its objects are durable."""
-        buffer = bytearray()
-        for section in sections:
-            view = memoryview(section)
-            while view.nbytes:
-                part = view[: self.object_bytes - len(buffer)]
-                buffer += part
-                view = view[part.nbytes :]
-                if len(buffer) == self.object_bytes:
-                    self._put(buffer)
-                    buffer = bytearray()
-        if buffer:
-            self._put(buffer)
+        if self.store.num_ahead == 0:
+            self._write(sections, None)
+        else:
+            num_threads = _PUTS_PER_AHEAD * self.store.num_ahead
+            with ThreadPoolExecutor(num_threads, "gymfast-put") as threads:  # waits for all puts
+                try:
+                    self._write(sections, threads)
+                finally:
+                    self._waiting.clear()
         return FrameRef(sum(ref.num_bytes for ref in self.refs), tuple(self.refs))
 
     def is_confirmed(self) -> bool:
-        """True if every object is readable with its length.
+        """True if every object is readable with its length, or the store promises that.
 
         Raises StoreError if an object has another length.
         """
+        if shows_puts(self.store):
+            return True
         for ref in self.refs:
             key = self.keys.object(self.epoch, ref.digest)
             try:
@@ -86,15 +95,67 @@ class FrameWriter:
         self._made.clear()
         self.refs.clear()
 
-    def _put(self, data: bytearray) -> None:
+    def _write(self, sections: Iterable[bytes], threads: ThreadPoolExecutor | None) -> None:
+        buffer, num_cut = bytearray(), 0
+        wanted = self._next_bytes(num_cut)
+        for section in sections:
+            view = memoryview(section)
+            while view.nbytes:
+                part = view[: wanted - len(buffer)]
+                buffer += part
+                view = view[part.nbytes :]
+                if len(buffer) == wanted:
+                    num_cut += 1
+                    wanted = self._next_bytes(num_cut)
+                    self._hand_over(buffer, threads, wanted)
+                    buffer = bytearray()
+        if buffer:
+            self._hand_over(buffer, threads, 0)
+        self._take(0, 0)
+
+    def _next_bytes(self, num_cut: int) -> int:
+        """The length of the next object: over a long way the first ones are to leave soon.
+
+        Doubled every few objects, up to what goes in one request; the largest frames get large
+        objects all the same, as the record lists them all.
+        """
+        if self.store.num_ahead == 0 or num_cut >= _MAX_SMALL_OBJECTS:
+            return self.object_bytes
+        doublings = min(num_cut // _OBJECTS_PER_SIZE, _MAX_DOUBLINGS)
+        return min(self.object_bytes, _FIRST_OBJECT_BYTES << doublings)
+
+    def _hand_over(self, data: bytearray, threads: ThreadPoolExecutor | None, more: int) -> None:
+        """Puts an object, or lets a thread do so; then there is room for `more` bytes."""
         start_s = time.perf_counter()
+        if threads is None:
+            self.refs.append(self._put(data))
+        else:
+            self._waiting.append((len(data), threads.submit(self._put, data)))
+            self._take(self.object_bytes, more)
+        self.seconds += time.perf_counter() - start_s
+
+    def _take(self, room: int, more: int) -> None:
+        """Waits for puts until those under way, and `more` bytes, fit into `room`."""
+        start_s = time.perf_counter()
+        while self._waiting and sum(size for size, _ in self._waiting) + more > room:
+            self.refs.append(self._waiting.popleft()[1].result())
+        self.seconds += time.perf_counter() - start_s
+
+    def _put(self, data: bytearray) -> ObjectRef:
         ref = ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
         key = self.keys.object(self.epoch, ref.digest)
+        if self.creates and len(data) <= _READ_BYTES:
+            try:
+                self.store.create(key, memoryview(data))
+            except ConflictError:
+                self.store.put(key, memoryview(data))  # it may be damaged
+            else:
+                self._made.append(key)
+            return ref
         if not self._is_there(key):
             self._made.append(key)
         self.store.put(key, memoryview(data))
-        self.refs.append(ref)
-        self.seconds += time.perf_counter() - start_s
+        return ref
 
     def _is_there(self, key: str) -> bool:
         try:
@@ -135,68 +196,129 @@ def digest_at(store: Store, key: str) -> str:
 def read_frame(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[bytes]:
     """The bytes of a frame, a few MiB at a time; the last piece of an object comes after its check.
 
-    A store that is far away is asked for `store.num_ahead` pieces at once.
-    Raises NotFoundError if an object is absent, ChecksumError if its length or digest is not that
-    of the record: nothing of it may be used then.
+    A store that is far away is asked for several pieces at once: up to `store.num_ahead` times
+    8 MiB. Raises NotFoundError if an object is absent, ChecksumError if its length or digest is not
+    that of the record: nothing of it may be used then.
     """
-    sha = hashlib.sha256()
-    tasks = _tasks(store, keys, record)
-    for task, piece in zip(tasks, _in_order(tasks, store.num_ahead), strict=True):
-        if task.start == 0:
-            sha = hashlib.sha256()
-        sha.update(piece)
-        if task.start + len(piece) == task.ref.num_bytes and sha.hexdigest() != task.ref.digest:
-            raise ChecksumError(
-                f"'{task.key}' in {store.url} has SHA-256 {sha.hexdigest()}, its record says "
-                f"{task.ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
-            )
-        yield piece
+    if store.num_ahead == 0:
+        yield from FrameReads(store, keys, record, None).pieces()
+        return
+    with ThreadPoolExecutor(REQUESTS_PER_AHEAD * store.num_ahead, "gymfast-read") as threads:
+        reads = FrameReads(store, keys, record, threads)
+        try:
+            yield from reads.pieces()
+        finally:
+            reads.cancel()
+
+
+class FrameReads:
+    """The reads of one frame; `start` sends the first ones before anybody waits for them."""
+
+    def __init__(
+        self, store: Store, keys: RunKeys, record: StateRecord, threads: ThreadPoolExecutor | None
+    ) -> None:
+        """Nothing is asked for yet; without `threads` each piece is when it is wanted."""
+        self._tasks = deque(_tasks(store, keys, record))
+        self._threads = threads
+        self._waiting: deque[tuple[_Task, Future[bytes]]] = deque()
+        self._limit_bytes = max(1, store.num_ahead) * _READ_BYTES
+        self._num_ahead = REQUESTS_PER_AHEAD * store.num_ahead
+
+    def start(self) -> None:
+        """Has as many reads under way as is allowed."""
+        if self._threads is None:
+            return
+        held = sum(task.length for task, _ in self._waiting)
+        while self._tasks and len(self._waiting) < self._num_ahead:
+            if self._waiting and held + self._tasks[0].length > self._limit_bytes:
+                return
+            task = self._tasks.popleft()
+            held += task.length
+            self._waiting.append((task, self._threads.submit(task.read)))
+
+    def pieces(self) -> Iterator[bytes]:
+        """As `read_frame`."""
+        sha = hashlib.sha256()
+        for task, piece in self._in_order():
+            if task.start == 0:
+                sha = hashlib.sha256()
+            sha.update(piece)
+            if task.is_last and sha.hexdigest() != task.ref.digest:
+                raise ChecksumError(
+                    f"'{task.key}' in {task.store.url} has SHA-256 {sha.hexdigest()}, its record "
+                    f"says {task.ref.digest}: the store returned damaged bytes; {_WHAT_TO_DO}"
+                )
+            if piece:
+                yield piece
+
+    def cancel(self) -> None:
+        """Starts no more reads, and waits for none."""
+        self._tasks.clear()
+        for _, future in self._waiting:
+            future.cancel()
+
+    def _in_order(self) -> Iterator[tuple[_Task, bytes]]:
+        while self._tasks or self._waiting:
+            if self._threads is None:
+                task = self._tasks.popleft()
+                yield task, task.read()
+                continue
+            self.start()
+            task, future = self._waiting.popleft()
+            piece = future.result()
+            self.start()
+            yield task, piece
 
 
 @dataclass(frozen=True)
 class _Task:
-    """A piece of an object that is to be read."""
+    """A piece of an object that is to be read; of no bytes, a look at the length of the whole."""
 
     store: Store
     key: str
     ref: ObjectRef
     start: int
+    length: int
+    is_whole: bool = False
+
+    @property
+    def is_last(self) -> bool:
+        """True if the object ends with this piece."""
+        return self.length > 0 and self.start + self.length == self.ref.num_bytes
 
     def read(self) -> bytes:
-        """The piece; for the first one the length of the whole is compared before."""
-        if self.start == 0:
-            size = self.store.size(self.key)
-            if size != self.ref.num_bytes:
-                raise ChecksumError(
-                    f"'{self.key}' in {self.store.url} has {size} bytes, its record says "
-                    f"{self.ref.num_bytes}: the object is damaged; {_WHAT_TO_DO}"
-                )
-        length = min(_READ_BYTES, self.ref.num_bytes - self.start)
-        return self.store.get_range(self.key, self.start, length)
-
-
-def _tasks(store: Store, keys: RunKeys, record: StateRecord) -> list[_Task]:
-    return [
-        _Task(store, keys.object(record.epoch, ref.digest), ref, start)
-        for ref in record.frame.objects
-        for start in range(0, ref.num_bytes, _READ_BYTES)
-    ]
-
-
-def _in_order(tasks: list[_Task], num_ahead: int) -> Iterator[bytes]:
-    """The pieces of all tasks, with so many more under way."""
-    if num_ahead == 0 or len(tasks) == 1:
-        yield from (task.read() for task in tasks)
-        return
-    with ThreadPoolExecutor(num_ahead, "gymfast-read") as pool:
-        waiting: deque[Future[bytes]] = deque()
+        """The piece. An object that is read whole has to end where its record says, too."""
+        if self.length == 0:
+            self._check_size()
+            return b""
+        if not self.is_whole:
+            return self.store.get_range(self.key, self.start, self.length)
         try:
-            for task in tasks:
-                waiting.append(pool.submit(task.read))
-                if len(waiting) > num_ahead:
-                    yield waiting.popleft().result()
-            while waiting:
-                yield waiting.popleft().result()
-        finally:
-            for future in waiting:
-                future.cancel()
+            blob = self.store.get(self.key, max_bytes=self.length)
+        except NotFoundError:
+            raise
+        except StoreError:
+            self._check_size()
+            raise
+        if len(blob) != self.length:
+            self._check_size()
+        return blob
+
+    def _check_size(self) -> None:
+        size = self.store.size(self.key)
+        if size != self.ref.num_bytes:
+            raise ChecksumError(
+                f"'{self.key}' in {self.store.url} has {size} bytes, its record says "
+                f"{self.ref.num_bytes}: the object is damaged; {_WHAT_TO_DO}"
+            )
+
+
+def _tasks(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[_Task]:
+    """Over a long way what fits one request is read with one: its length comes with it."""
+    for ref in record.frame.objects:
+        key = keys.object(record.epoch, ref.digest)
+        is_whole = store.num_ahead > 0 and ref.num_bytes <= _READ_BYTES
+        if not is_whole:
+            yield _Task(store, key, ref, 0, 0)
+        for start in range(0, ref.num_bytes, _READ_BYTES):
+            yield _Task(store, key, ref, start, min(_READ_BYTES, ref.num_bytes - start), is_whole)

@@ -38,8 +38,8 @@ class PhaseSeconds:
     """Where the time of a publish went.
 
     diff: the copy of a first version (later ones are compared in the pass that encodes them);
-    put: with hashing; commit: confirming the objects and creating the record; anchor: an extra
-    anchor; clean: retention.
+    put: with hashing (over a long way: what encoding waited for it); commit: confirming the objects
+    and creating the record; anchor: an extra anchor; clean: retention.
     """
 
     diff: float = 0.0

@@ -92,6 +92,7 @@ class Publisher:
         self._snapshot = Snapshot(EncodeSettings(profile, backend, threads, tiled, snapshot))
         self._store = open_store(store) if isinstance(store, str) else store
         self._keys = RunKeys(run)
+        self._is_single_writer = single_writer
         self._clock = clock or SystemClock()
         self._log = Log(self._store, self._keys, check_key(key), is_single_writer=single_writer)
         if not single_writer:
@@ -261,7 +262,14 @@ class Publisher:
         return newest + 1
 
     def _frame_writer(self) -> FrameWriter:
-        return FrameWriter(self._store, self._keys, self.epoch, self._settings.object_bytes)
+        # Without create-only writes a look comes first: what was there is not ours to delete.
+        return FrameWriter(
+            self._store,
+            self._keys,
+            self.epoch,
+            self._settings.object_bytes,
+            creates=self._store.num_ahead > 0 and not self._is_single_writer,
+        )
 
     def _candidate(self, writer: FrameWriter) -> Candidate:
         return Candidate(self._snapshot, self._settings, writer, self._committer.tip)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +20,11 @@ from gymfast.sync.budget import require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import StateRecord
-from gymfast.sync.objects import read_frame
+from gymfast.sync.objects import FrameReads
+from gymfast.sync.requests import Requests
 
 Advance = Callable[[int, int], None]
+_MAX_EXPECTED = 2
 
 
 class _Bytes:
@@ -103,6 +105,8 @@ class Stager:
         self._keys = keys
         self._folder = folder
         self._max_bytes = max_bytes
+        self._requests = Requests(store)
+        self._ahead: dict[str, FrameReads] = {}
         self.verify_s = 0.0
 
     def require_room(self, plan: Plan) -> None:
@@ -118,6 +122,26 @@ class Stager:
                 f"frames of {plan.num_bytes} bytes are to be staged in {self._folder}, which has "
                 f"{free} bytes free: make room, or name another staging_dir"
             )
+
+    def expect(self, record: StateRecord) -> None:
+        """Begins to read a frame that is likely to be fetched next, where the store is far away.
+
+        Of those that are not fetched yet, two are begun; more are not.
+        """
+        is_new = record.nonce not in self._ahead and len(self._ahead) < _MAX_EXPECTED
+        if self._requests.is_far and is_new:
+            self._ahead[record.nonce] = reads = self._reads(record)
+            reads.start()
+
+    def drop_expected(self, but: Collection[str] = ()) -> None:
+        """Forgets what was begun and not fetched; `but` are nonces of records that stay."""
+        for nonce in self._ahead.keys() - set(but):
+            self._ahead.pop(nonce).cancel()
+
+    def close(self) -> None:
+        """Gives the threads back."""
+        self.drop_expected()
+        self._requests.close()
 
     def fetch(self, step: Step, tick: Callable[[int], None], *, is_decoded: bool) -> StagedFrame:
         """One frame, checked against its record; `tick` is told the bytes of each piece.
@@ -150,9 +174,16 @@ class Stager:
         return _Bytes(file=file)
 
     def _pieces(self, record: StateRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
-        for piece in read_frame(self._store, self._keys, record):
-            tick(len(piece))
-            yield piece
+        reads = self._ahead.pop(record.nonce, None) or self._reads(record)
+        try:
+            for piece in reads.pieces():
+                tick(len(piece))
+                yield piece
+        finally:
+            reads.cancel()
+
+    def _reads(self, record: StateRecord) -> FrameReads:
+        return FrameReads(self._store, self._keys, record, self._requests.threads)
 
 
 def _check_info(step: Step, info: FrameInfo) -> None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
@@ -71,12 +73,12 @@ class Subscriber:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         stager = Stager(self._store, self._keys, folder, max_staging_bytes)
-        self._lease = Lease(self._store, self._keys, self._reader_id, self._clock, lease_s)
+        lease = Lease(self._store, self._keys, self._reader_id, self._clock, lease_s)
         self._installer = Installer(target, run)
         self._view = View(self._log, self._clock, self._installer.held)
         if self._installer.applied is not None:
             self._view.advance(self._installer.applied)
-        self._fetcher = Fetcher(self._log, self._view, stager, self._lease, self._clock, timeout_s)
+        self._fetcher = Fetcher(self._log, self._view, stager, lease, self._clock, timeout_s)
         self._staged: Staged | None = None
         self._is_searched = False
         self._last_error = ""
@@ -146,18 +148,9 @@ class Subscriber:
         Raises ChainError for a version that is older than the one held or cannot be reached,
         NotFoundError for one that is not published, BudgetError, StoreError, DeadlineError.
         """
-        self.poll()
-        self._drop_staged()
-        try:
-            self._view.ensure_full()
-            self._staged = self._fetcher.fetch(
-                version, self._costs, is_decoded=self._installer.is_serving, advance=advance
-            )
-        except BaseException as error:
-            self._last_error = str(error)
-            self._lease.release()
-            raise
-        return self._staged
+        with self._expecting():
+            self.poll()
+            return self._fetch(version, advance)
 
     def apply(self) -> InstallReport:
         """Installs what is staged, as one: the served version moves once the target is verified.
@@ -179,7 +172,7 @@ class Subscriber:
         finally:
             self._view.set_applied(self._installer.applied)
             self._drop_staged()
-            self._lease.release()
+            self._fetcher.forget()
         _log.info(
             "'%s' serves run '%s' version %d: %s, %d deltas, %d bytes",
             *(self._reader_id, self._keys.run, report.version, report.kind),
@@ -192,22 +185,33 @@ class Subscriber:
         self.fetch(version, advance=advance)
         return self.apply()
 
-    def wait(self, min_version: int, timeout_s: float) -> InstallReport:
+    def wait(
+        self, min_version: int, timeout_s: float, *, interval_s: float | None = None
+    ) -> InstallReport:
         """Pulls as soon as that version is there; the report of the pull.
 
-        Raises DeadlineError if it does not appear in time.
+        Raises DeadlineError if it does not appear in time, ValueError for an interval of 0 or less.
         """
-        self.wait_until_visible(min_version, timeout_s)
-        return self.pull()
+        with self._expecting():
+            self.wait_until_visible(min_version, timeout_s, interval_s=interval_s)
+            self._fetch(None, None)
+        return self.apply()
 
-    def wait_until_visible(self, version: int, timeout_s: float) -> None:
+    def wait_until_visible(
+        self, version: int, timeout_s: float, *, interval_s: float | None = None
+    ) -> None:
         """Returns once that version, or a newer one, is published.
 
-        Raises DeadlineError if it does not appear in time.
+        Looks come ever later, up to 2 s apart; with `interval_s` as often as that, also while looks
+        before are under way, so that a store far away delays nothing.
+        Raises DeadlineError if it does not appear in time, ValueError for an interval of 0 or less.
         """
+        if interval_s is not None and interval_s <= 0:
+            raise ValueError(f"interval_s is {interval_s}, expected more than 0")
         deadline = Deadline(self._clock, timeout_s)
         newest: int | None = None
-        for _ in deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S):
+        pauses = deadline.pauses(_FIRST_PAUSE_S, _LONGEST_PAUSE_S)
+        for _ in pauses if interval_s is None else self._watch(deadline, interval_s):
             newest = self.poll()
             if newest is not None and newest >= version:
                 return
@@ -217,7 +221,7 @@ class Subscriber:
     def close(self) -> None:
         """Gives lease, staging and target back."""
         self._drop_staged()
-        self._lease.release()
+        self._fetcher.close()
         self._installer.close()
 
     def __enter__(self) -> Subscriber:
@@ -241,6 +245,36 @@ class Subscriber:
     @property
     def _served(self) -> Tip | None:
         return self._installer.applied if self._installer.is_serving else None
+
+    def _fetch(self, version: int | None, advance: Advance | None) -> Staged:
+        """As `fetch`, of what is known of the log."""
+        self._drop_staged()
+        self._view.ensure_full()
+        self._staged = self._fetcher.fetch(
+            version, self._costs, is_decoded=self._installer.is_serving, advance=advance
+        )
+        return self._staged
+
+    @contextmanager
+    def _expecting(self) -> Iterator[None]:
+        """Within, what leads on from here is fetched as soon as its record is there."""
+        self._view.on_next = self._fetcher.expect
+        try:
+            yield
+        except BaseException as error:
+            self._last_error = str(error)
+            self._fetcher.forget()
+            raise
+        finally:
+            self._view.on_next = None
+
+    def _watch(self, deadline: Deadline, interval_s: float) -> Iterator[None]:
+        """Yields at once, then when there may be something new, until the deadline."""
+        for _ in deadline.pauses(interval_s, interval_s):
+            yield
+            while self._view.can_watch and not deadline.has_passed:
+                self._view.watch(interval_s, min(_LONGEST_PAUSE_S, deadline.left_s))
+                yield
 
     def _adopt_if_known(self) -> None:
         """Finds the bytes of the target in the log: then no anchor is needed."""

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from itertools import count
 
 from gymfast.errors import ChainError, FormatError, NotFoundError
 from gymfast.sync.chain import Costs, Entry, Plan, Tip, follow, is_full, plan
 from gymfast.sync.clock import Clock
-from gymfast.sync.log import Log
+from gymfast.sync.log import Found, Log
+from gymfast.sync.manifest import VersionRecord
+from gymfast.sync.requests import Pending
+from gymfast.sync.watching import watch
 
 GAP_PATIENCE_S = 30.0
 """How long a missing record may be one that is not visible yet, before it counts as lost."""
 _log = logging.getLogger(__name__)
 Planned = Callable[[list[Entry], int | None], Plan]
+OnNext = Callable[[VersionRecord, int], None]
 
 
 class View:
@@ -22,6 +27,8 @@ class View:
     `held` is the newest place this reader has ever served: nothing older is accepted. `applied`
     is the exact state that the target has, None if it has none or may be broken. `created_us` is
     when the newest record known was made, by its publisher's clock; None if that is unknown.
+    `on_next` is told of a version that follows what is held or known, and of the oldest record
+    needed to get there, before the floor is looked at.
     """
 
     def __init__(self, log: Log, clock: Clock, held: Tip | None) -> None:
@@ -37,6 +44,8 @@ class View:
         self.moved_s = clock.monotonic_s()
         self.created_us: int | None = None
         self._is_age_known = False
+        self.on_next: OnNext | None = None
+        self._watched: tuple[int, Pending[Found]] | None = None
 
     @property
     def newest(self) -> int | None:
@@ -57,6 +66,27 @@ class View:
             self.moved_s = self._clock.monotonic_s()
             self._gap_since_s = None
         self._note_age()
+
+    @property
+    def can_watch(self) -> bool:
+        """True if the place of the next record is known, and the store far: else looks will do."""
+        return self._end is not None and self._log.requests.is_far
+
+    def watch(self, interval_s: float, timeout_s: float) -> None:
+        """Returns once the next record can be read, or that time has passed.
+
+        The next `refresh` takes it in.
+        """
+        assert self._end is not None
+        log, seq = self._log, self._end.seq + 1
+        found = watch(
+            lambda: log.read(seq),
+            log.requests,
+            self._clock,
+            interval_s=interval_s,
+            timeout_s=timeout_s,
+        )
+        self._watched = None if found is None else (seq, found)
 
     def find(self, root: str) -> Tip | None:
         """The newest place in the log whose state has this root."""
@@ -158,10 +188,11 @@ class View:
         """True if records were added after `end`, and none of those needed may be deleted."""
         self._is_damaged = False
         added: list[Entry] = []
-        while True:
+        floor: Pending[int] | None = None
+        for _, read in self._reads_after(end.seq):
             tip = added[-1].tip if added else end
             try:
-                record, digest = self._log.read(tip.seq + 1)
+                record, digest = read.result()
             except NotFoundError:
                 break
             except FormatError as error:
@@ -170,16 +201,42 @@ class View:
                 self._is_damaged, self._log.damage = True, str(error)
                 break
             added.append(follow(tip, record, digest, self._log.keys.run))
+            self._announce(added[-1], end)
+            # Of a record that is read after the mark was looked at, nobody knows where it lies.
+            floor = self._look_at_floor(added[-1].tip) if len(added) == 1 else None
         if added and not self._is_damaged:
             self._log.damage = ""
         self.entries += added
-        needed = self.entries[0].record.seq if self.entries else end.seq + 1
-        return bool(added) and self._log.floor(added[-1].tip.seq) <= needed
+        if not added:
+            return False
+        floor = floor or self._look_at_floor(added[-1].tip)
+        return floor.result() <= self._needed(end)
+
+    def _reads_after(self, seq: int) -> Iterator[tuple[int, Pending[Found]]]:
+        """Reads of the records after a place, that which was watched for among them."""
+        watched, self._watched = self._watched, None
+        if watched is not None and watched[0] == seq + 1:
+            yield watched
+            seq += 1
+        yield from self._log.reads(count(seq + 1))
+
+    def _look_at_floor(self, tip: Tip) -> Pending[int]:
+        return self._log.requests.start(lambda: self._log.floor(tip.seq))
+
+    def _announce(self, entry: Entry, end: Tip) -> None:
+        is_next = self.applied is not None and isinstance(entry.record, VersionRecord)
+        if self.on_next is not None and is_next:
+            assert isinstance(entry.record, VersionRecord)
+            self.on_next(entry.record, self._needed(end))
+
+    def _needed(self, end: Tip) -> int:
+        """The oldest record that is needed to go on from `end`, or from what leads there."""
+        return self.entries[0].record.seq if self.entries else end.seq + 1
 
     def _load_if_needed(self, end: Tip | None) -> None:
         """Loads anew if there is nothing yet, if retention passed by, or if a record is lost."""
         if end is not None:
-            needed = self.entries[0].record.seq if self.entries else end.seq + 1
+            needed = self._needed(end)
             if self._log.floor(end.seq) <= needed and not self._is_next_lost(self._end or end):
                 return
         self.reload()

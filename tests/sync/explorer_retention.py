@@ -43,12 +43,16 @@ class Cleaner(NamedTuple):
 
 
 class Reader(NamedTuple):
-    """Wants the records from `first` to `last`; may read them from when it is let through."""
+    """Wants the records from `first` to `last` and has read `num_read` of them.
+
+    It relies on the rest being there from when it is let through.
+    """
 
     first: int = 0
     last: int = 0
     num_done: int = 0
     is_let_through: bool = False
+    num_read: int = 0
 
 
 class World(NamedTuple):
@@ -67,6 +71,7 @@ class Rules:
 
     cleaner_steps: tuple[str, ...] = ("mark", "leases", "delete")
     reader_steps: tuple[str, ...] = ("lease", "check")
+    reads_early: bool = True
 
 
 class ViolationError(AssertionError):
@@ -96,10 +101,9 @@ def _moves(world: World, rules: Rules) -> Iterator[World]:
             cleaners.sort(key=repr)
             yield world._replace(cleaners=tuple(cleaners), **changes)
     for i, reader in enumerate(world.readers):
-        readers = [
-            _read(world, reader, rules) if i == j else r for j, r in enumerate(world.readers)
-        ]
-        yield world._replace(readers=tuple(sorted(readers)))
+        for after in _read(world, reader, rules):
+            readers = [after if i == j else r for j, r in enumerate(world.readers)]
+            yield world._replace(readers=tuple(sorted(readers)))
 
 
 def _clean(world: World, cleaner: Cleaner, rules: Rules) -> Iterator[tuple[Cleaner, dict]]:
@@ -126,21 +130,32 @@ def _clean(world: World, cleaner: Cleaner, rules: Rules) -> Iterator[tuple[Clean
         yield Cleaner(), {"gone": world.gone | set(found.records)}
 
 
-def _read(world: World, reader: Reader, rules: Rules) -> Reader:
+def _read(world: World, reader: Reader, rules: Rules) -> Iterator[Reader]:
+    """The next step to be let through, or a read of the next record: both go on at once.
+
+    Who misses a record before it is let through plans again.
+    """
     if not reader.first:
-        return Reader(first=floor_of(the_log().records[: world.length], 1), last=world.length)
-    if reader.is_let_through:
-        return Reader()
-    step = rules.reader_steps[reader.num_done]
-    if step == "check" and world.mark > reader.first:
-        return Reader()
-    num_done = reader.num_done + 1
-    return reader._replace(num_done=num_done, is_let_through=num_done == len(rules.reader_steps))
+        yield Reader(first=floor_of(the_log().records[: world.length], 1), last=world.length)
+        return
+    if not reader.is_let_through:
+        num_done = reader.num_done + 1
+        is_let_through = num_done == len(rules.reader_steps)
+        if rules.reader_steps[reader.num_done] == "check" and world.mark > reader.first:
+            yield Reader()
+        else:
+            yield reader._replace(num_done=num_done, is_let_through=is_let_through)
+    if reader.is_let_through or rules.reads_early:
+        seq = reader.first + reader.num_read
+        is_missed = seq in world.gone and not reader.is_let_through
+        is_over = is_missed or seq == reader.last
+        yield Reader() if is_over else reader._replace(num_read=reader.num_read + 1)
 
 
 def _check(world: World) -> None:
     for reader in world.readers:
-        if reader.is_let_through and world.gone & set(range(reader.first, reader.last + 1)):
+        rest = set(range(reader.first + reader.num_read, reader.last + 1))
+        if reader.is_let_through and world.gone & rest:
             raise ViolationError("a reader with a lease finds a record gone")
 
 

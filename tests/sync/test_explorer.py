@@ -21,6 +21,20 @@ def test_i21_i22_i23_the_commit_protocol_holds_everywhere(
     assert num_states > at_least
 
 
+@pytest.mark.parametrize(("num_faults", "num_crashes"), [(1, 0), (0, 1)])
+def test_i21_nobody_needs_to_look_for_objects_that_a_store_promises_to_show(
+    num_faults, num_crashes
+):
+    world = World(faults_left=num_faults, crashes_left=num_crashes)
+    assert explorer.explore(explorer.Rules(max_publishes=1, trusts_puts=True), world) > 1000
+
+
+@pytest.mark.long
+def test_nobody_needs_to_look_for_objects_that_a_store_promises_to_show_long():
+    world = World(faults_left=1, crashes_left=1)
+    assert explorer.explore(explorer.Rules(max_publishes=2, trusts_puts=True), world) > 10**5
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("num_faults", "num_crashes", "num_publishes"), [(1, 1, 2), (2, 1, 1), (2, 0, 2)]
@@ -36,8 +50,10 @@ def test_the_explorer_finds_the_bug_in_a_publisher_that(name):
         explorer.explore(explorer.BROKEN[name](), World(faults_left=1, crashes_left=0))
 
 
-def test_i26_retention_never_breaks_a_reader_that_holds_a_lease():
-    assert explorer_retention.explore() > 10_000
+@pytest.mark.parametrize("reads_early", [True, pytest.param(False, marks=pytest.mark.ci)])
+def test_i26_retention_never_breaks_a_reader_that_holds_a_lease(reads_early):
+    rules = explorer_retention.Rules(reads_early=reads_early)
+    assert explorer_retention.explore(rules) > 10_000
 
 
 @pytest.mark.parametrize("name", explorer_retention.BROKEN)

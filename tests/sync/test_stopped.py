@@ -281,9 +281,15 @@ BOUNDED_STORES = {
     "objects.py _get_parts": "requests of obstore have time-outs",
 }
 BOUNDED_SYNC = {
+    "fetcher.py _require_kept": "a look at a store, which has deadlines of its own",
+    "lease.py _write": "a write to a store that is near",
+    "log.py _if_sound": "a read of a store, which has deadlines of its own",
     "objects.py _in_order": "a read of a store, which has deadlines of its own",
+    "objects.py _take": "a put to a store, which has deadlines of its own",
     "relay.py _fresh": "a read of a store, which has deadlines of its own",
     "relay.py have": "a read of a store, which has deadlines of its own",
+    "requests.py result": "a request to a store, which has deadlines of its own",
+    "view.py _follow": "reads of a store, which have deadlines of their own",
 }
 BOUNDED_INTEGRATIONS = {
     "bucket_broadcast.py _wait": "the work is complete",
