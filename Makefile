@@ -123,7 +123,7 @@ test-engines: test-vllm test-trainers
 
 test-vllm: $(ENGINES)/.gymfast
 	@echo 'running the adapters in real engines: $(VLLM); about a quarter of an hour, 4 GB of memory'
-	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA $(addprefix tests/engines/,vllm_signatures.py vllm_real.py vllm_http.py vllm_lora.py vllm_quantised.py) $(ARGS)
+	HF_HUB_OFFLINE=1 $(ENGINES)/bin/pytest -rA $(addprefix tests/engines/,vllm_signatures.py vllm_real.py vllm_http.py vllm_admission.py vllm_lora.py vllm_quantised.py) $(ARGS)
 
 # In a folder without gymfast's source, which has no built extension; each file has stubs of its own, so a process of its own.
 test-trainers: $(TRAINERS)/.gymfast

@@ -75,18 +75,20 @@ def command(
 
     Readers use relay://HOST:PORT as their store, or relay://HOST:PORT,STORE to read
     from STORE itself while the relay is away. STORE may be a relay too. What has
-    been fetched is kept until the relay ends; nothing is left behind. Leases of
-    readers are passed on to STORE. The relay runs until Ctrl-C.
+    been fetched is kept until the relay ends; nothing is left behind. Leases and
+    statuses of readers are passed on to STORE. The relay runs until Ctrl-C.
     """
     from gymfast.stores import open_store
     from gymfast.stores.store_server import StoreServer
-    from gymfast.sync.relay import RelayCache, is_lease
+    from gymfast.sync.relay import RelayCache, is_of_reader
 
     upstream, num_bytes = open_store(store, relay_timeout_s=timeout_s), int(cache_gb * 1e9)
     relay = RelayCache(upstream, max_bytes=num_bytes, folder=cache_dir, freshness_s=freshness)
     key = read_frame_key(key_file)
     try:
-        with StoreServer(host, port, relay, key, may_write=is_lease, status=relay.status) as server:
+        with StoreServer(
+            host, port, relay, key, may_write=is_of_reader, status=relay.status
+        ) as server:
             fields = {"url": server.url, "upstream": upstream.url}
             output.result(fields, [f"{server.url} serves {upstream.url}"])
             server.serve_forever()

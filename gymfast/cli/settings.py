@@ -18,9 +18,13 @@ class Setting:
 
 
 SETTINGS = (
+    Setting("GYMFAST_ADMISSION", "", "1: the plug-in of SGLang admits requests by version"),
     Setting("GYMFAST_CPU", "best found", "instruction set: baseline, avx2, avx512"),
+    Setting("GYMFAST_FRESHNESS_S", "no limit", "age at which an engine is not ready any more"),
+    Setting("GYMFAST_READER", "name of the host", "how names of readers of a run begin"),
     Setting("GYMFAST_THREADS", "all cores", "threads of the codec", "--threads"),
     Setting("GYMFAST_RELAY_KEY_FILE", "", "file with the key of a store relay://HOST:PORT"),
+    Setting("GYMFAST_REPORT_S", "30", "seconds between two statuses of a reader, 0: none"),
     Setting("GYMFAST_RUN", "", "run that the hooks for slime use"),
     Setting("GYMFAST_STORE", "", "store that the hooks for slime use"),
     Setting(

@@ -6,6 +6,7 @@ An engine repacks, fuses and pads what it loads, so a delta cannot be written to
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,12 @@ from gymfast.delta.records import Digest
 from gymfast.delta.state import Slot
 from gymfast.delta.tensors import like
 from gymfast.errors import ChainError, FormatError
+from gymfast.stores import open_store
 from gymfast.sync import LiveTarget, Subscriber
+from gymfast.sync import State as TargetState
 from gymfast.sync.chain import EMPTY_ROOT
+from gymfast.sync.keys import RunKeys
+from gymfast.sync.reader_status import StatusReporter, period_s, reader_name
 
 _Mark = tuple[str, tuple[int, ...], Digest]
 
@@ -34,6 +39,8 @@ class CanonicalCopy:
         self._own = State(backend="cpu")
         self._target: LiveTarget | None = None
         self._subscriber: Subscriber | None = None
+        self._reporter: StatusReporter | None = None
+        self._live: tuple[int | None, str | None] = None, None
         self._waiting: dict[str, Tensor] = {}
         self._before_bucket: dict[str, Slot] | None = None
         self._loaded: dict[str, _Mark] = {}
@@ -48,18 +55,25 @@ class CanonicalCopy:
         timeout_s: float = 60.0,
         key: bytes | None = None,
     ) -> CanonicalCopy:
-        """A copy of no tensors that takes versions of a run. Raises what `Subscriber` raises."""
+        """A copy of no tensors that takes versions of a run. Raises what `Subscriber` raises.
+
+        What the engine serves is told in the store from the first version on that it has loaded.
+        """
         copy = cls()
         weights: dict[str, Any] = {}
         copy._target = LiveTarget(weights, backend="cpu")
+        opened, reader = open_store(store), reader_name()
         copy._subscriber = Subscriber(
-            store,
+            opened,
             run,
             copy._target,
+            reader_id=reader,
             staging_dir=staging_dir,
             timeout_s=timeout_s,
             key=key,
         )
+        if (every_s := period_s()) is not None:
+            copy._reporter = StatusReporter(opened, RunKeys(run), reader, period_s=every_s)
         return copy
 
     @property
@@ -142,6 +156,21 @@ class CanonicalCopy:
         """The engine holds all of it now."""
         self._loaded = self._marks()
         self._before_bucket = None
+        if self._subscriber is not None and self._reporter is not None:
+            self._live = self._subscriber.version, self._subscriber.root
+            self._reporter.tell(self._subscriber.status, self._subscriber.root)
+
+    def fail(self, error: str, *, is_flagged: bool) -> None:
+        """The update is over: the engine goes on as before, or holds anything if it is flagged."""
+        self.take_back_bucket()
+        if self._subscriber is None or self._reporter is None:
+            return
+        version, root = (None, None) if is_flagged else self._live
+        state = TargetState.CLEAN if version is not None else TargetState.EMPTY
+        if is_flagged:
+            state = TargetState.INCONSISTENT
+        status = self._subscriber.status
+        self._reporter.tell(replace(status, state=state, version=version, last_error=error), root)
 
     def tensors(self, names: Iterable[str], sample: Any) -> Iterable[tuple[str, Any]]:
         """Pairs of name and tensor of the sort of `sample`, sharing the memory of the copy."""
@@ -164,7 +193,9 @@ class CanonicalCopy:
             yield batch
 
     def close(self) -> None:
-        """Gives lease and staging back."""
+        """Gives lease, staging and status back."""
+        if self._reporter is not None:
+            self._reporter.close()
         if self._subscriber is not None:
             self._subscriber.close()
 

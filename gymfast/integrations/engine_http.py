@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from ipaddress import ip_address
 from typing import Any
@@ -16,11 +16,15 @@ from gymfast.errors import ChannelError
 
 @dataclass(frozen=True)
 class Answer:
-    """Status code, JSON value (None if there is none), and the text that says what happened."""
+    """Status code, JSON value (None if there is none), and the text that says what happened.
+
+    The names of the headers are in lower case.
+    """
 
     code: int
     body: Any
     text: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def is_success(self) -> bool:
@@ -48,7 +52,12 @@ class EngineHttp:
         if api_key:
             self._headers["Authorization"] = f"Bearer {api_key}"
 
-    def call(self, path: str, fields: Mapping[str, object] | None = None) -> Answer:
+    def call(
+        self,
+        path: str,
+        fields: Mapping[str, object] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Answer:
         """What the server answers to a POST of the fields, or a GET if there are none.
 
         Bytes go as base64. Raises ChannelError if there is no answer.
@@ -65,9 +74,11 @@ class EngineHttp:
                 "sent: check that the server is up and the address right, then repeat the update"
             ) from error
         try:
-            connection.request(method, self._parts.path.rstrip("/") + path, body, self._headers)
+            sent = {**self._headers, **(headers or {})}
+            connection.request(method, self._parts.path.rstrip("/") + path, body, sent)
             response = connection.getresponse()
-            return _answer(response.status, response.read())
+            told = {name.lower(): value for name, value in response.getheaders()}
+            return replace(_answer(response.status, response.read()), headers=told)
         except (OSError, HTTPException) as error:
             raise ChannelError(
                 f"{self.url}{path} gave no answer (limit {self._timeout_s:g} s): {error!r}; what "

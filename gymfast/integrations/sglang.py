@@ -135,6 +135,8 @@ class Loader:
             parts.version if parts is not None and not any(errors) else "",
             **asdict(loaded),
         )
+        if any(errors):
+            self._copy.fail(first_of(errors), is_flagged=bool(self._model.failure))
         self._pieces.clear()
         self._local.close()
 

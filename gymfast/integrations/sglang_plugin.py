@@ -1,17 +1,24 @@
-"""Hooks in SGLang: pieces of frames that arrive by a broadcast, and updates of released weights.
+"""Hooks in SGLang: pieces of frames that arrive by a broadcast, updates of released weights, and,
+with GYMFAST_ADMISSION=1, requests that ask for a version (docs/serving.md).
 
 SGLang finds them by the entry point `sglang.srt.plugins`. See docs/integrations/sglang.md.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from gymfast.errors import GymfastError
 from gymfast.integrations.sglang_messages import LOADER, RECORD
 
 UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
 MANAGER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+SERVER = "sglang.srt.entrypoints.http_server"
+RUN_SERVER = f"{SERVER}._setup_and_run_http_server"
+ADMISSION = "GYMFAST_ADMISSION"
 _Loaded = tuple[bool, str]
 
 
@@ -22,6 +29,9 @@ def register() -> None:
     target = f"{UPDATER}.load_weights_from_distributed"
     HookRegistry.register(target, load_received, HookType.AROUND)
     HookRegistry.register(f"{MANAGER}.begin_weight_update", begin_awake, HookType.AROUND)
+    # Only the first process has the HTTP server, and the others need not load it.
+    if os.environ.get(ADMISSION) == "1" and multiprocessing.parent_process() is None:
+        HookRegistry.register(RUN_SERVER, add_admission, HookType.BEFORE)
 
 
 def load_received(
@@ -45,3 +55,18 @@ def begin_awake(original: Callable[..., Any], manager: Any, request: Any) -> Any
 
     text = "the weights are asleep: wake them (POST /resume_memory_occupation), then repeat it"
     return BeginWeightUpdateReqOutput(success=False, message=text)
+
+
+def add_admission(*arguments: Any, **options: Any) -> None:
+    """Puts admission before the HTTP server that is about to run.
+
+    Raises GymfastError for one of several processes: updates pass through one of them only.
+    """
+    from sglang.srt.entrypoints.http_server import app
+
+    from gymfast.integrations.admission import Admission
+
+    server_args = arguments[0] if arguments else options["server_args"]
+    if (num := server_args.tokenizer_worker_num) != 1:
+        raise GymfastError(f"{ADMISSION}=1 needs --tokenizer-worker-num 1, found {num}")
+    app.add_middleware(Admission)

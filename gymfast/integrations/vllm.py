@@ -169,7 +169,7 @@ class GymfastEngine:
             error = self._ranks.try_together(lambda: self._load(is_full))
             self._ranks.failure = error and f"an update failed while it was loaded: {error}"
         if error:
-            self._copy.take_back_bucket()
+            self._copy.fail(error, is_flagged=bool(self.failure))
             self._reload.close()
             self._ranks.tell(error)
 

@@ -233,8 +233,8 @@ class _Handler(KeyedHandler):
         if not self.server.may_write(key):
             self._refuse(
                 HTTPStatus.FORBIDDEN,
-                f"'{key}' may not be written here: a relay passes on leases of readers only; "
-                "publish to the store behind it",
+                f"'{key}' may not be written here: a relay passes on leases and statuses of "
+                "readers only; publish to the store behind it",
             )
         return key
 

@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.stores.probe import probe_time_us
 from gymfast.sync.clock import Clock, SystemClock
+from gymfast.sync.fleet import old_statuses
 from gymfast.sync.keys import RunKeys, number_of, object_of
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import LeaseRecord, LogRecord
+from gymfast.sync.reader_status import read_statuses
 from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
 
 LEASE_GRACE_US = 60_000_000
@@ -28,7 +30,8 @@ _log = logging.getLogger(__name__)
 class CleanReport:
     """What retention did, or would do; `records` are the places deleted.
 
-    `num_probes` are objects that a killed test of create-only writes left.
+    `num_probes` are objects that a killed test of create-only writes left, `num_statuses` what
+    readers told of themselves that do not live any more.
     `held_by` is the oldest record that a lease needs, if that kept something from deletion.
     `failures` are tried again the next time.
     """
@@ -39,6 +42,7 @@ class CleanReport:
     num_bytes: int = 0
     num_leases: int = 0
     num_probes: int = 0
+    num_statuses: int = 0
     held_by: int | None = None
     failures: tuple[str, ...] = ()
 
@@ -64,7 +68,9 @@ def collect(
         raise NotFoundError(f"{store.url} has no run '{run}': no record lies in its log")
     cleaner = Cleaner(store, log.keys, clock or SystemClock(), keep, is_owner=False)
     newest_epoch = max(record.epoch for record in records.values())
-    return cleaner.clean(records, newest_epoch, damaged=damaged, dry_run=dry_run)
+    report = cleaner.clean(records, newest_epoch, damaged=damaged, dry_run=dry_run)
+    num, failures = cleaner.clean_statuses(dry_run=dry_run)
+    return replace(report, num_statuses=num, failures=report.failures + failures)
 
 
 @dataclass(frozen=True)
@@ -126,6 +132,16 @@ class Cleaner:
             held_by=held_by if is_held else None,
             failures=failures,
         )
+
+    def clean_statuses(self, *, dry_run: bool) -> tuple[int, tuple[str, ...]]:
+        """Deletes what readers told of themselves a day ago or more; how many, and the failures.
+
+        Reads all that readers tell, which is why it is not done between two commits.
+        Raises StoreError if the store cannot be read.
+        """
+        now_us = self.clock.wall_us()
+        old = old_statuses(read_statuses(self.store, self.keys), now_us, DAY_US)
+        return len(old), () if dry_run else tuple(self._delete(old))
 
     def _mark(self, floor: int) -> None:
         with suppress(ConflictError):

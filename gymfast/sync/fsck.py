@@ -15,7 +15,12 @@ from gymfast.errors import FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.sync.chain import is_full
 from gymfast.sync.fsck_log import Finding, LogCheck, check_log
-from gymfast.sync.fsck_strays import find_bad_leases, find_loose, find_strays
+from gymfast.sync.fsck_strays import (
+    find_bad_leases,
+    find_bad_statuses,
+    find_loose,
+    find_strays,
+)
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import MAX_SMALL_RECORD_BYTES, ObjectRef, StateRecord, parse_hint
@@ -69,6 +74,7 @@ def fsck(
         *find_loose(log, found, set(refs)),
         *find_strays(log, found),
         *find_bad_leases(log, int(time.time() * 1e6)),
+        *find_bad_statuses(log),
         *_check_hint(store, keys, found),
     ]
     return _report(found, run, findings, floor=log.floor(found.last), num_objects=len(refs))

@@ -10,6 +10,7 @@ from gymfast.sync.fsck_log import GC_REMOVES_IT, Finding, LogCheck
 from gymfast.sync.keys import number_of, object_of
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import MAX_GAP, Log
+from gymfast.sync.reader_status import is_reader, read_statuses
 
 BY_HAND = "it is ignored; delete it by hand"
 
@@ -17,12 +18,13 @@ BY_HAND = "it is ignored; delete it by hand"
 def find_strays(log: Log, found: LogCheck) -> Iterator[Finding]:
     """Keys that name nothing, records and marks beyond the end of the log, tests left over.
 
-    Objects of frames and leases are not looked at. Raises StoreError.
+    Objects of frames, leases and statuses are not looked at. Raises StoreError.
     """
     keys = log.keys
+    others = (keys.objects_prefix, keys.readers_prefix, keys.status_prefix)
     for key in log.store.list(f"{keys.run}/"):
         problem, repair = "gymfast gives no object this name", BY_HAND
-        if key == keys.hint or key.startswith((keys.objects_prefix, keys.readers_prefix)):
+        if key == keys.hint or key.startswith(others):
             continue
         if key.startswith(keys.probe_prefix) and probe_time_us(key) is not None:
             problem = (
@@ -66,3 +68,15 @@ def find_bad_leases(log: Log, now_us: int) -> Iterator[Finding]:
         elif lease.expires_us <= now_us:
             repair = f"{GC_REMOVES_IT} a day later"
             yield Finding("waste", key, "the lease of this reader is over", repair)
+
+
+def find_bad_statuses(log: Log) -> Iterator[Finding]:
+    """What is damaged of that which readers tell of themselves, and names that are none."""
+    prefix = log.keys.status_prefix
+    for key, status in read_statuses(log.store, log.keys):
+        if isinstance(status, FormatError):
+            repair = f"its reader writes it anew; else {GC_REMOVES_IT}"
+            yield Finding("waste", key, str(status), repair)
+    for key in log.store.list(prefix):
+        if not is_reader(key.removeprefix(prefix)):
+            yield Finding("waste", key, "gymfast gives no object this name", BY_HAND)

@@ -43,6 +43,11 @@ class RunKeys:
         return f"{self.run}/readers/"
 
     @property
+    def status_prefix(self) -> str:
+        """Prefix of what readers tell of themselves."""
+        return f"{self.run}/status/"
+
+    @property
     def probe_prefix(self) -> str:
         """Prefix of what the test of create-only writes has under way."""
         return f"{self.run}/probe/"
@@ -67,6 +72,10 @@ class RunKeys:
     def reader(self, reader_id: str) -> str:
         """Key of the lease of a reader."""
         return f"{self.readers_prefix}{reader_id}"
+
+    def status(self, reader_id: str) -> str:
+        """Key of what a reader tells of itself."""
+        return f"{self.status_prefix}{reader_id}"
 
 
 def number_of(key: str, prefix: str) -> int | None:

@@ -13,6 +13,7 @@ from gymfast.errors import FormatError
 FORMAT: Final = 1
 MAX_RECORD_BYTES = 64 << 20
 MAX_SMALL_RECORD_BYTES = 1 << 20  # hints, leases and positions
+MAX_STATUS_BYTES = 4096
 MAX_OBJECT_BYTES = 512 << 20
 MAX_OBJECTS = 262_144  # of one frame; their references stay well below MAX_RECORD_BYTES
 MAX_TENSORS = 4_194_304
@@ -117,6 +118,29 @@ class LeaseRecord(
     expires_us: _Count
 
 
+class StatusRecord(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="status"
+):
+    """What a reader serves, told for people; version and newest are -1 where there is none.
+
+    `root` are the first 16 digits of that of the version. The reader writes this anew at each
+    change, and every `period_us` while it lives.
+    """
+
+    format: Literal[1]
+    run: _Name
+    reader: _Name
+    state: Literal["empty", "clean", "applying", "filling", "healing", "inconsistent"]
+    version: Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
+    root: Annotated[str, msgspec.Meta(pattern=r"\A([0-9a-f]{16})?\Z")]
+    newest: Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
+    installed_us: _Count
+    updated_us: _Count
+    period_us: _Positive
+    is_stale: bool
+    error: _Label
+
+
 class TipRecord(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A place in the log and the state that holds there."""
 
@@ -181,6 +205,12 @@ def parse_hint(blob: bytes, where: str) -> HintRecord:
 def parse_lease(blob: bytes, where: str) -> LeaseRecord:
     """The lease in `blob`; FormatError if it is damaged."""
     record: LeaseRecord = _decode(blob, LeaseRecord, where, MAX_SMALL_RECORD_BYTES)
+    return record
+
+
+def parse_status(blob: bytes, where: str) -> StatusRecord:
+    """The status of a reader in `blob`; FormatError if it is damaged."""
+    record: StatusRecord = _decode(blob, StatusRecord, where, MAX_STATUS_BYTES)
     return record
 
 

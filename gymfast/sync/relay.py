@@ -43,8 +43,8 @@ Fetch = Callable[[], Any]
 class RelayCache:
     """A store that fetches from `upstream` what is asked for, once, and keeps `max_bytes` of it.
 
-    Safe to call from many threads: those that ask for the same wait for one fetch. Readers' leases
-    are passed on; nothing else can be written.
+    Safe to call from many threads: those that ask for the same wait for one fetch. Leases and
+    statuses of readers are passed on; nothing else can be written.
     """
 
     has_create_only = False
@@ -80,10 +80,10 @@ class RelayCache:
         self._is_closed = threading.Event()
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
-        if not is_lease(check_key(key)):
+        if not is_of_reader(check_key(key)):
             self._refuse(key)
         self.upstream.put(key, data)
-        self._forget_answers()
+        self._forget_answers(key)
 
     def create(self, key: str, data: Blob) -> None:  # noqa: ARG002
         self._refuse(check_key(key))
@@ -134,10 +134,10 @@ class RelayCache:
         return iter(self._fresh("list", prefix, lambda: self._listed(prefix)))
 
     def delete(self, key: str) -> None:
-        if not is_lease(check_key(key)):
+        if not is_of_reader(check_key(key)):
             self._refuse(key)
         self.upstream.delete(key)
-        self._forget_answers()
+        self._forget_answers(key)
 
     def free_bytes(self) -> int | None:
         return self.upstream.free_bytes()
@@ -220,9 +220,11 @@ class RelayCache:
             if self._answers.get(place, (0.0, None))[1] is future:
                 del self._answers[place]
 
-    def _forget_answers(self) -> None:
+    def _forget_answers(self, key: str) -> None:
+        """Asks anew about a key that was just written, and for lists that may have it."""
         with self._lock:
-            self._answers.clear()
+            for place in [p for p in self._answers if p[1] == key or _lists(p, key)]:
+                del self._answers[place]
 
     def _object(self, key: str) -> _Object:
         with self._lock:
@@ -324,8 +326,8 @@ class RelayCache:
 
     def _refuse(self, key: str) -> NoReturn:
         raise StoreError(
-            f"'{key}' in {self.url}: a relay passes on leases of readers only; publish to the "
-            "store behind it"
+            f"'{key}' in {self.url}: a relay passes on leases and statuses of readers only; "
+            "publish to the store behind it"
         )
 
 
@@ -405,6 +407,17 @@ def is_lease(key: str) -> bool:
     """True for the key of a reader's lease."""
     parts = key.split("/")
     return len(parts) == 3 and parts[1] == "readers"
+
+
+def is_of_reader(key: str) -> bool:
+    """True for the keys that readers write: their lease and their status."""
+    parts = key.split("/")
+    return is_lease(key) or (len(parts) == 3 and parts[1] == "status")
+
+
+def _lists(place: tuple[str, str], key: str) -> bool:
+    """True if the answer there is a list that the key may belong to."""
+    return place[0] == "list" and key.startswith(place[1])
 
 
 def _is_record(key: str) -> bool:

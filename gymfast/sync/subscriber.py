@@ -6,7 +6,6 @@ Source: docs/sync-protocol.md sections 7 and 8.
 from __future__ import annotations
 
 import logging
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
 from gymfast.sync.machine import State
 from gymfast.sync.manifest import check_key
+from gymfast.sync.reader_status import StatusReporter, reader_name
 from gymfast.sync.staging import Advance, Staged, Stager
 from gymfast.sync.targets import Target
 from gymfast.sync.view import View
@@ -49,6 +49,7 @@ class Subscriber:
         lease_s: float = 600.0,
         timeout_s: float = 60.0,
         freshness_s: float | None = None,
+        report_s: float | None = None,
         request_bytes: int = Costs.request_bytes,
         key: bytes | None = None,
         clock: Clock | None = None,
@@ -57,9 +58,10 @@ class Subscriber:
 
         Frames are staged in memory, or in `staging_dir`; more than `max_staging_bytes` (None: what
         there is) is refused. `timeout_s` bounds each wait in which nothing arrives. With
-        `freshness_s`, `is_stale` says that the log did not move for longer. A request counts like
-        `request_bytes` bytes in the choice between deltas and anchor. With `key`, records that are
-        not signed with it are refused.
+        `freshness_s`, `is_stale` says that the log did not move for longer. With `report_s` the
+        reader tells in the store how it is doing (`gymfast sync status`), at each change and that
+        often, from a thread of its own. A request counts like `request_bytes` bytes in the choice
+        between deltas and anchor. With `key`, records that are not signed with it are refused.
         Raises ValueError for settings out of range, GymfastError if the target cannot be read.
         """
         self._store = open_store(store) if isinstance(store, str) else store
@@ -68,7 +70,7 @@ class Subscriber:
         self._log = Log(self._store, self._keys, check_key(key))
         self._costs = Costs(request_bytes)
         self._freshness_s = freshness_s
-        self._reader_id = reader_id or f"reader-{secrets.token_hex(4)}"
+        self._reader_id = reader_id or reader_name()
         folder = None if staging_dir is None else Path(staging_dir)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -79,6 +81,11 @@ class Subscriber:
         if self._installer.applied is not None:
             self._view.advance(self._installer.applied)
         self._fetcher = Fetcher(self._log, self._view, stager, lease, self._clock, timeout_s)
+        self._reporter = None
+        if report_s is not None:
+            self._reporter = StatusReporter(
+                *(self._store, self._keys, self._reader_id), period_s=report_s, clock=self._clock
+            )
         self._staged: Staged | None = None
         self._is_searched = False
         self._last_error = ""
@@ -139,6 +146,8 @@ class Subscriber:
         except GymfastError as error:
             self._last_error = str(error)
             raise
+        finally:
+            self._tell()
         return self._view.newest
 
     def fetch(self, version: int | None = None, *, advance: Advance | None = None) -> Staged:
@@ -173,6 +182,7 @@ class Subscriber:
             self._view.set_applied(self._installer.applied)
             self._drop_staged()
             self._fetcher.forget()
+            self._tell()
         _log.info(
             "'%s' serves run '%s' version %d: %s, %d deltas, %d bytes",
             *(self._reader_id, self._keys.run, report.version, report.kind),
@@ -219,9 +229,11 @@ class Subscriber:
         deadline.require(f"waiting for version {version} of run '{self._keys.run}' ({found})")
 
     def close(self) -> None:
-        """Gives lease, staging and target back."""
+        """Gives lease, staging, status and target back."""
         self._drop_staged()
         self._fetcher.close()
+        if self._reporter is not None:
+            self._reporter.close()
         self._installer.close()
 
     def __enter__(self) -> Subscriber:
@@ -264,6 +276,7 @@ class Subscriber:
         except BaseException as error:
             self._last_error = str(error)
             self._fetcher.forget()
+            self._tell()
             raise
         finally:
             self._view.on_next = None
@@ -290,6 +303,10 @@ class Subscriber:
         if tip is not None and (held is None or tip.seq >= held.seq):
             self._installer.adopt(tip)
             self._view.adopt(tip)
+
+    def _tell(self) -> None:
+        if self._reporter is not None:
+            self._reporter.tell(self.status, self.root)
 
     def _drop_staged(self) -> None:
         if self._staged is not None:

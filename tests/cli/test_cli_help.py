@@ -98,6 +98,31 @@ def test_R73_every_option_in_help_or_message_exists() -> None:
         assert option_hints(text) <= options, source
 
 
+# Of pip, slime, SGLang and vLLM; docs/integrations is left to the frameworks.
+FOREIGN = {
+    "--config-settings",
+    "--custom-megatron-init-path",
+    "--custom-weight-loader",
+    "--enable-lora",
+    "--lora-target-modules",
+    "--max-cpu-loras",
+    "--max-loaded-loras",
+    "--max-lora-rank",
+    "--max-loras",
+    "--max-loras-per-batch",
+    "--weight-transfer-config",
+}
+
+
+def test_R73_every_option_in_the_docs_exists() -> None:
+    options = {name for c in ALL_COMMANDS.values() for p in c.params for name in p.opts}
+    options |= FOREIGN | {"--help", "--version"}
+    for source in ROOT.glob("benchmarks/**/*.py"):
+        options |= set(re.findall(r'"(--[a-z-]+)"', source.read_text()))
+    for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
+        assert option_hints(page.read_text()) <= options, page
+
+
 def test_R73_every_command_in_help_or_message_exists() -> None:
     for source in ROOT.glob("gymfast/**/*.py"):
         for group, name in re.findall(r"`gymfast ([a-z-]+) ([a-z]+)", source.read_text()):

@@ -24,10 +24,18 @@ from integrations.sglang_stand_in import (
 from integrations.sglang_toy import checkpoint, model_of, step
 
 from gymfast.delta import encode
-from gymfast.errors import ChannelError
+from gymfast.errors import ChannelError, GymfastError
+from gymfast.integrations.admission import Admission
 from gymfast.integrations.sglang_client import SGLangClient
 from gymfast.integrations.sglang_messages import LOADER, Piece, named_tensors
-from gymfast.integrations.sglang_plugin import begin_awake, load_received, register
+from gymfast.integrations.sglang_plugin import (
+    RUN_SERVER,
+    SERVER,
+    add_admission,
+    begin_awake,
+    load_received,
+    register,
+)
 from gymfast.integrations.sglang_session import Group
 
 
@@ -87,6 +95,62 @@ def test_an_update_is_not_begun_where_our_loader_would_write_to_released_memory(
 def test_sglang_finds_the_hook() -> None:
     (found,) = entry_points(group="sglang.srt.plugins", name="gymfast")
     assert found.load() is register
+
+
+class Registry:
+    """Takes hooks as the class of SGLang does."""
+
+    targets: list[str] = []
+
+    @classmethod
+    def register(cls, target: str, hook: Any, hook_type: Any) -> None:
+        cls.targets.append(target)
+
+
+class App:
+    """What SGLang's application is asked."""
+
+    def __init__(self) -> None:
+        self.middleware: list[type] = []
+
+    def add_middleware(self, kind: type) -> None:
+        self.middleware.append(kind)
+
+
+@pytest.fixture
+def app(monkeypatch: pytest.MonkeyPatch) -> App:
+    """The application of an SGLang whose other modules are stubs."""
+    app, kinds = App(), SimpleNamespace(AROUND=1, BEFORE=2)
+    for name in ("sglang", "sglang.srt", "sglang.srt.plugins", "sglang.srt.entrypoints"):
+        monkeypatch.setitem(sys.modules, name, SimpleNamespace(__path__=[]))
+    hooks = SimpleNamespace(HookRegistry=Registry, HookType=kinds)
+    monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", hooks)
+    monkeypatch.setitem(sys.modules, SERVER, SimpleNamespace(app=app))
+    monkeypatch.setattr(Registry, "targets", [])
+    return app
+
+
+@pytest.mark.parametrize(
+    ("setting", "is_first", "admits"),
+    [("1", True, True), ("0", True, False), ("", True, False), ("1", False, False)],
+)
+def test_admission_is_for_the_first_process_and_where_it_is_asked_for(
+    app: App, monkeypatch: pytest.MonkeyPatch, setting: str, is_first: bool, admits: bool
+) -> None:
+    monkeypatch.setenv("GYMFAST_ADMISSION", setting)
+    parent = None if is_first else object()
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
+    register()
+    assert (RUN_SERVER in Registry.targets) is admits
+    assert len(Registry.targets) == 2 + admits
+
+
+def test_admission_stands_before_the_server(app: App) -> None:
+    add_admission(SimpleNamespace(tokenizer_worker_num=1), "tokenizer", port_args=None)
+    add_admission(server_args=SimpleNamespace(tokenizer_worker_num=1))
+    assert app.middleware == [Admission, Admission]
+    with pytest.raises(GymfastError, match="needs --tokenizer-worker-num 1, found 2"):
+        add_admission(SimpleNamespace(tokenizer_worker_num=2))
 
 
 @pytest.fixture

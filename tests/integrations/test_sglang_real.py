@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import re
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from integrations import sglang_stand_in
@@ -12,6 +16,7 @@ from integrations.sglang_real import (
     COMMON,
     CONSTANTS,
     EXPORTER,
+    HOOKS,
     HTTP,
     MANAGER,
     MODEL,
@@ -24,7 +29,9 @@ from integrations.sglang_real import (
     path_of,
 )
 
+from gymfast.integrations.admission import Admission
 from gymfast.integrations.sglang_messages import Confirm, Piece, Update, pack, unpack
+from gymfast.integrations.sglang_plugin import RUN_SERVER, SERVER, add_admission
 
 pytestmark = pytest.mark.ci
 
@@ -133,3 +140,38 @@ def test_the_real_unpickler_takes_every_message(
     record, found = unpack(named)
     assert (record.update_id, record.action) == ("an id", action)
     assert found == (piece or b"")
+
+
+def test_admission_goes_before_the_server_through_the_hooks_of_sglang(
+    sglang_source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = ast.parse(path_of(sglang_source, HTTP).read_text())
+    found = {n.name: n for n in tree.body if isinstance(n, ast.FunctionDef)}
+    run = found[RUN_SERVER.rpartition(".")[2]]
+    assert run.args.args[0].arg == "server_args"
+    names = {
+        target.id
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    assert "app" in names
+
+    spec = spec_from_file_location("hooks_of_sglang", path_of(sglang_source, HOOKS))
+    assert spec is not None and spec.loader is not None
+    hooks = module_from_spec(spec)
+    spec.loader.exec_module(hooks)
+    server, calls = ModuleType(SERVER), []
+    server.app = SimpleNamespace(add_middleware=calls.append)
+    server._setup_and_run_http_server = lambda *_: calls.append("run")
+    for name in ("sglang", "sglang.srt", "sglang.srt.entrypoints"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, SERVER, server)
+    sys.modules["sglang"].srt = sys.modules["sglang.srt"]
+    sys.modules["sglang.srt"].entrypoints = sys.modules["sglang.srt.entrypoints"]
+    sys.modules["sglang.srt.entrypoints"].http_server = server
+    hooks.HookRegistry.register(RUN_SERVER, add_admission, hooks.HookType.BEFORE)
+    hooks.HookRegistry.apply_hooks()
+    server._setup_and_run_http_server(SimpleNamespace(tokenizer_worker_num=1), "manager")
+    assert calls == [Admission, "run"]

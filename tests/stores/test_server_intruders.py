@@ -23,7 +23,7 @@ from gymfast.keyed_http import KeyedServer
 from gymfast.stores import FileStore, MemoryStore, open_store
 from gymfast.stores.remote import RemoteStore
 from gymfast.stores.store_server import StoreServer
-from gymfast.sync.relay import is_lease
+from gymfast.sync.relay import is_of_reader
 
 KEY = b"correct-horse-battery"
 SECRET = b"nothing for strangers"
@@ -91,7 +91,7 @@ def service(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Service]
         store = FileStore(tmp_path / "root")
         store.put("k", SECRET)
         (tmp_path / "outside").write_bytes(SECRET)
-        server: KeyedServer = StoreServer("127.0.0.1", 0, store, KEY, may_write=is_lease)
+        server: KeyedServer = StoreServer("127.0.0.1", 0, store, KEY, may_write=is_of_reader)
         with running(server):
             yield Service(server, "GET", "/objects/k")
         assert list(store.list("")) == ["k"]

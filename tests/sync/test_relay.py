@@ -192,7 +192,7 @@ def test_a_lease_reaches_the_store_and_nothing_else_does() -> None:
         for state in states[1:]:
             source.publish(state, anchor=True)
         staged.close()
-        with pytest.raises(StoreError, match="leases of readers only"):
+        with pytest.raises(StoreError, match="leases and statuses of readers only"):
             Publisher(store, RUN)
 
 

@@ -32,7 +32,9 @@ _OPTIONS = (
         help="Stage frames in this folder.  [default: in memory]",
     ),
     click.option(
-        "--reader", metavar="NAME", help="Name of this reader in leases.  [default: a random one]"
+        "--reader",
+        metavar="NAME",
+        help="Name of this reader in the store.  [default: a new one with that of the host]",
     ),
     threads_option,
     key_option,
@@ -72,7 +74,9 @@ def reader_options(command: Command) -> Command:
 
 
 @contextmanager
-def open_subscriber(store: str, run: str, dest: Path, reader: Reader) -> Iterator[Subscriber]:
+def open_subscriber(
+    store: str, run: str, dest: Path, reader: Reader, *, report_s: float | None = None
+) -> Iterator[Subscriber]:
     """A subscriber of a run that keeps the checkpoint `dest`, closed at the end of the block.
 
     A `dest` that is there but no checkpoint is refused; one of other tensors too, unless forced.
@@ -88,6 +92,7 @@ def open_subscriber(store: str, run: str, dest: Path, reader: Reader) -> Iterato
             *(store, run, target),
             reader_id=reader.name,
             staging_dir=reader.staging_dir,
+            report_s=report_s,
             key=reader.key,
         )
     except BaseException:

@@ -64,6 +64,8 @@ def _to_text(report: CleanReport, dry_run: bool) -> list[str]:
     lines = [f"{verb} {len(report.records)} records and {report.num_objects} objects of {size}"]
     if report.num_probes:
         lines.append(f"{verb} {report.num_probes} tests of the store that were killed")
+    if report.num_statuses:
+        lines.append(f"{verb} {report.num_statuses} statuses of readers that are gone")
     if report.held_by is not None:
         lines.append(f"record {report.held_by} and what follows stays: a reader has a lease for it")
     return lines

@@ -11,38 +11,100 @@ import click
 
 from gymfast.cli.options import key_option, read_key, run_option, store_argument
 from gymfast.cli.output import Output, format_size, format_table, with_output
+from gymfast.cli.sync.fleet import Goal, age_of, fields_of, lines_of, watch
 from gymfast.cli.sync.folders import naming_folder
 
 if TYPE_CHECKING:
+    from gymfast.sync.fleet import Fleet
     from gymfast.sync.status import RunStatus
 
 _EPILOG = """\b
 Examples:
   gymfast sync status /mnt/weights --run demo
   gymfast sync status /mnt/weights --run demo --json
+  gymfast sync status /mnt/weights --run demo --watch
+  gymfast sync status /mnt/weights --run demo --min-ready 8 --timeout 600
 """
 
 
 @click.command("status", epilog=_EPILOG)
 @store_argument
 @run_option
+@click.option("--watch", "is_watching", is_flag=True, help="Show the readers again and again.")
+@click.option(
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.05),
+    default=2.0,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two looks.",
+)
+@click.option(
+    "--wait-for-version",
+    "version",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Wait until the readers serve version N or a newer one.",
+)
+@click.option(
+    "--min-ready",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Wait until N readers are ready.  [default: all that are heard of]",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="End (exit code 4) if they are not after S seconds.",
+)
 @key_option
 @with_output
-def command(output: Output, store: str, run: str, key_file: Path | None) -> None:
+def command(
+    output: Output,
+    store: str,
+    run: str,
+    is_watching: bool,
+    interval_s: float,
+    version: int | None,
+    min_ready: int | None,
+    timeout_s: float | None,
+    key_file: Path | None,
+) -> None:
     """Show versions, sizes and readers of a run.
 
-    Only records and leases are read. A reader is listed with the oldest version it
-    may still need: retention leaves that and everything after it alone.
+    Records, leases and what readers tell of themselves are read. A reader that
+    fetches is listed with the oldest version it may still need: retention leaves
+    that and everything after it alone.
+
+    With --watch only the readers are shown, until Ctrl-C: as a table on a terminal,
+    else a line for each change, with --json an object for each look. A reader that
+    is silent has not written for three of its periods; ready is one that is clean,
+    neither silent nor stale, and at version N if one is named.
+
+    Exit code 4: the readers were not ready in time.
     """
     from gymfast.stores import open_store
+    from gymfast.sync.fleet import FleetWatch
     from gymfast.sync.status import read_status
 
+    goal = Goal(version, min_ready, timeout_s)
+    if timeout_s is not None and not goal.is_given:
+        raise click.UsageError("--timeout is for --wait-for-version and --min-ready")
+    opened, key = open_store(store), read_key(key_file)
+    if goal.is_given or is_watching:
+        watch(output, opened, run, key, interval_s=interval_s, goal=goal)
+        return
     with naming_folder(store):
-        status = read_status(open_store(store), run, key=read_key(key_file))
-    output.result(asdict(status), _to_text(status))
+        status = read_status(opened, run, key=key)
+    newest = None if status.newest is None else status.newest.version
+    fleet = FleetWatch(opened, run).look(newest)
+    output.result({**asdict(status), "fleet": fields_of(fleet)}, _to_text(status, fleet))
 
 
-def _to_text(status: RunStatus) -> list[str]:
+def _to_text(status: RunStatus, fleet: Fleet) -> list[str]:
     now_s = time.time()
     rows = [
         (
@@ -50,7 +112,7 @@ def _to_text(status: RunStatus) -> list[str]:
             version.kind,
             format_size(version.frame_bytes),
             f"{version.num_changed}",
-            _age(now_s - version.created_us / 1e6),
+            age_of(now_s - version.created_us / 1e6),
             version.root[:16],
         )
         for version in status.versions
@@ -65,6 +127,7 @@ def _to_text(status: RunStatus) -> list[str]:
         f"publisher: epoch {status.epoch}, {status.publisher}",
         f"frames {format_size(status.stored_bytes)}, free space {free}",
         *_readers(status, now_s),
+        *lines_of(fleet),
     ]
 
 
@@ -78,12 +141,3 @@ def _readers(status: RunStatus, now_s: float) -> list[str]:
 
 def _or_none(version: int | None) -> str:
     return "none" if version is None else str(version)
-
-
-def _age(seconds: float) -> str:
-    for limit, unit in ((120, 1), (7200, 60), (172_800, 3600)):
-        if seconds < limit:
-            return (
-                f"{max(0, seconds) / unit:.0f} {'s' if unit == 1 else 'min' if unit == 60 else 'h'}"
-            )
-    return f"{seconds / 86_400:.0f} d"

@@ -82,7 +82,8 @@ def command(
     With DEST the checkpoint there is kept at the newest version, as by `gymfast
     sync pull`; one line (or JSON object) is printed for each install. A damaged
     object or a store that fails is a warning: DEST keeps its version and the next
-    look tries again. Without DEST the versions are only listed.
+    look tries again. What DEST holds is told in the store, for gymfast sync
+    status. Without DEST the versions are only listed.
     """
     if hint := no_folder(store):
         output.remark(f"Warning: run '{run}' is not in {store} yet{hint}; waiting for it")
@@ -90,7 +91,9 @@ def command(
     if dest is None:
         _list_versions(output, looks, _open_log(store, run, reader.key))
         return
-    with open_subscriber(store, run, dest, reader) as subscriber:
+    from gymfast.sync.reader_status import period_s
+
+    with open_subscriber(store, run, dest, reader, report_s=period_s()) as subscriber:
         _follow(output, looks, subscriber, dest)
 
 
