@@ -154,6 +154,30 @@ class ShmRing:
     def fd(self) -> int:
         """The file descriptor of the memory."""
 
+def sim_philox(c0: int, c1: int, c2: int, c3: int, k0: int, k1: int) -> tuple[int, int, int, int]:
+    """Philox4x32-10 of a counter of four words and a key of two."""
+
+def sim_draw(seed: int, replication: int, entity: int, attempt: int, purpose: int, index: int = 0) -> tuple[float, float]:
+    """Two numbers in (0, 1) for a purpose (docs/simulator.md section 3)."""
+
+def sim_log(x: float) -> float:
+    """Natural logarithm, the same bits everywhere."""
+
+def sim_log_each(x: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """The same for each number of an array, into out."""
+
+def sim_exp(x: float) -> float:
+    """Exponential, the same bits everywhere."""
+
+def sim_exp_each(x: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """The same for each number of an array, into out."""
+
+def sim_normal_quantile(x: float) -> float:
+    """Quantile of the standard normal law, the same bits everywhere."""
+
+def sim_normal_quantile_each(x: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """The same for each number of an array, into out."""
+
 def cpu_targets() -> list[str]:
     """Instruction sets that run here, slowest first."""
 

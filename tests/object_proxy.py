@@ -13,7 +13,10 @@ from urllib.parse import urlsplit
 from object_double import Quiet, serve
 
 _HOP = {"connection", "transfer-encoding", "content-length", "keep-alive"}
-Kind = Literal["answer", "answer late", "drop", "lose", "stall", "stall late", "cut", "flip"]
+Kind = Literal[
+    *("answer", "answer late", "drop", "lose", "stall", "stall late", "cut", "flip"),
+    *("say", "short", "shifted", "whole", "endless", "lie"),
+]
 
 
 @dataclass
@@ -23,7 +26,10 @@ class Trouble:
     answer: the store never sees it, the client gets `status` and `code`; answer late: it does,
     and the client gets that answer all the same. drop, lose: the connection ends before, after
     the store has seen it. stall, stall late: no answer for `seconds`, before, after. cut: half of
-    the body. flip: one bit of it. `skip` such requests pass first.
+    the body. flip: one bit of it. say: `body` is the answer. short: a range shorter than asked for,
+    that says so. shifted: another range than asked for. whole: all bytes in place of a range.
+    endless: a body without length and end. lie: a length that is twice the true one. `skip` such
+    requests pass first.
     """
 
     kind: Kind
@@ -35,6 +41,7 @@ class Trouble:
     skip: int = 0
     seconds: float = 0.0
     text: str = ""
+    body: bytes = b""
 
 
 @dataclass
@@ -96,6 +103,8 @@ class _Handler(Quiet):
         elif kind == "answer late":
             self._forward(data)
             self.fail(trouble.status, trouble.code, Message=trouble.text)
+        elif kind == "say":
+            self.answer(trouble.status, trouble.body)
         elif kind in ("drop", "lose"):
             if kind == "lose":
                 self._forward(data)
@@ -106,14 +115,17 @@ class _Handler(Quiet):
             self.stop.wait(trouble.seconds)
             self.close_connection = True
         else:
-            self._spoil(kind, *self._forward(data))
+            self._spoil(kind, *self._forward(data, is_whole=kind == "whole"))
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PROPFIND = _route  # noqa: N815
 
-    def _forward(self, data: bytes) -> tuple[int, dict[str, str], bytes]:
+    def _forward(self, data: bytes, *, is_whole: bool = False) -> tuple[int, dict[str, str], bytes]:
+        sent = dict(self.headers.items())
+        if is_whole:
+            sent = {name: value for name, value in sent.items() if name.lower() != "range"}
         connection = http.client.HTTPConnection(self.target_host, timeout=60)
         try:
-            connection.request(self.command, self.path, data, dict(self.headers.items()))
+            connection.request(self.command, self.path, data, sent)
             reply = connection.getresponse()
             headers = {n: v for n, v in reply.getheaders() if n.lower() not in _HOP}
             if self.command == "HEAD":
@@ -135,8 +147,39 @@ class _Handler(Quiet):
         if kind == "flip":
             middle = len(body) // 2
             body = body[:middle] + bytes([body[middle] ^ 4]) + body[middle + 1 :]
-        else:
+        elif kind == "short":
+            start, _, size = _range_of(headers)
+            body = body[: len(body) // 2]
+            headers["content-range"] = f"bytes {start}-{start + len(body) - 1}/{size}"
+        elif kind == "shifted":
+            start, stop, size = _range_of(headers)
+            headers["content-range"] = f"bytes {start + 1}-{stop}/{size}"
+        elif kind == "lie":
+            length = headers.get("content_length", str(len(body)))
+            headers["content_length"] = str(2 * int(length))
+            self.close_connection = True
+        elif kind == "endless":
+            self._send_for_ever(status, headers)
+            return
+        elif kind == "cut":
             headers["content_length"] = str(len(body))
             body = body[: len(body) // 2]
             self.close_connection = True
         self._reply(status, headers, body)
+
+    def _send_for_ever(self, status: int, headers: dict[str, str]) -> None:
+        self.send_response_only(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("transfer-encoding", "chunked")
+        self.end_headers()
+        while not self.stop.is_set():
+            self.wfile.write(b"10000\r\n" + bytes(1 << 16) + b"\r\n")
+
+
+def _range_of(headers: dict[str, str]) -> tuple[int, int, str]:
+    """First and last byte of a range, and the size of the object, as they stand in its header."""
+    found = {name.lower(): name for name in headers}
+    span, _, size = headers.pop(found["content-range"]).removeprefix("bytes ").partition("/")
+    start, _, stop = span.partition("-")
+    return int(start), int(stop), size

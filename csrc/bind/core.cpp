@@ -13,6 +13,7 @@
 
 #include "bind/nccl.h"
 #include "bind/shm.h"
+#include "bind/sim.h"
 #include "cpu/codec.h"
 #include "cpu/zstd_sparse.h"
 #include "format/frame.h"
@@ -347,6 +348,7 @@ NB_MODULE(_core, m) {
 
   bind_nccl(m);
   bind_shm(m);
+  bind_sim(m);
 
   m.def("cpu_targets", &cpu_targets, "Instruction sets that run here, slowest first.");
   m.def(

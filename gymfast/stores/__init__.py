@@ -33,9 +33,10 @@ def open_store(url: str | os.PathLike[str], *, relay_timeout_s: float | None = N
     """The store behind `memory:NAME`, `file:/PATH`, a plain path, or a URL (docs/stores.md).
 
     URLs are `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `https://` or
-    `http://` to read, `modal-volume://NAME/PREFIX` and `relay://HOST:PORT[,STORE]`. A path is taken
-    literally (no percent decoding, no `~`); its folder is made by the first put. Nothing is asked
-    of a store here. A relay may be silent for `relay_timeout_s` (default: 60 s).
+    `http://` to read, `modal-volume://NAME/PREFIX`, `fsspec+PROTOCOL://SERVER/PATH` and
+    `relay://HOST:PORT[,STORE]`. A path is taken literally (no percent decoding, no `~`); its folder
+    is made by the first put. Nothing is asked of a store here. A relay may be
+    silent for `relay_timeout_s` (default: 60 s).
     Raises ValueError for an unusable address, MissingDependencyError for a store that is not
     installed: the text says what it needs, StoreError for unusable settings in the environment.
     """
@@ -54,12 +55,16 @@ def open_store(url: str | os.PathLike[str], *, relay_timeout_s: float | None = N
         return _modal_volume(text, rest)
     if scheme == "relay":
         return _relay(text, rest, relay_timeout_s)
+    if scheme.startswith("fsspec+"):
+        from gymfast.stores.fsspec_store import FsspecStore
+
+        return FsspecStore(text)
     if is_object_scheme(scheme):
         return HttpStore(text) if scheme.startswith("http") else ObjectStore(text)
     raise ValueError(
         f"store '{redacted(text)}': unknown scheme '{scheme}:'; expected memory:NAME, file:/PATH, "
-        "s3://, gs://, az://, https://, modal-volume://, relay:// or a plain path (write ./ before "
-        "a relative path that holds a colon)"
+        "s3://, gs://, az://, https://, modal-volume://, fsspec+PROTOCOL://, relay:// or a plain "
+        "path (write ./ before a relative path that holds a colon)"
     )
 
 

@@ -16,6 +16,8 @@ _KINDS = {
     "http": "http",
     "https": "https",
 }
+_FSSPEC = re.compile(r"fsspec\+([a-z0-9][a-z0-9.+-]*)://(.*)", re.ASCII | re.DOTALL)
+_SERVER = re.compile(r"(?:[A-Za-z0-9._-]*|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 _HOST = re.compile(r"(?:[A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\])(?::[0-9]{1,5})?", re.ASCII)
 _SEGMENT = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._=+-]+", re.ASCII)
@@ -54,23 +56,32 @@ def parse_address(url: str) -> Address:
     scheme = _KINDS.get(scheme.lower(), "")
     if not scheme or not separator:
         raise _unusable(url, "expected s3://BUCKET/PREFIX, gs://, az:// or https://HOST/PATH")
-    if "@" in rest:
-        raise _unusable(
-            url, "an address carries no user or secret: credentials come from the environment"
-        )
-    if "?" in rest or "#" in rest:
-        raise _unusable(url, "an address carries no query: settings come from the environment")
+    _refuse_secrets(url, rest)
     bucket, _, path = rest.partition("/")
     is_http = scheme in ("http", "https")
     if not (_HOST if is_http else _BUCKET).fullmatch(bucket):
         raise _unusable(url, f"'{scheme}://' is followed by a {'host' if is_http else 'bucket'}")
-    prefix = path.rstrip("/")
-    if prefix and not all(_SEGMENT.fullmatch(segment) for segment in prefix.split("/")):
-        raise _unusable(
-            url, "each part of the path is [A-Za-z0-9._=+-]+, without empty parts, '.' and '..'"
-        )
+    prefix = _prefix_of(url, path)
     shown = f"{scheme}://{bucket}" + (f"/{prefix}" if prefix else "")
     return Address("http" if is_http else scheme, bucket, prefix, shown)
+
+
+def parse_fsspec_address(url: str) -> tuple[str, str]:
+    """Protocol and address, as fsspec takes them, of `fsspec+PROTOCOL://SERVER/PATH`.
+
+    Raises ValueError for anything else. Secrets are refused, and never shown.
+    """
+    match = _FSSPEC.fullmatch(url)
+    if match is None:
+        raise _unusable(
+            url, "expected fsspec+PROTOCOL://SERVER/PATH, as in fsspec+sftp://host/path"
+        )
+    protocol, rest = match[1], match[2]
+    _refuse_secrets(url, rest)
+    server, slash, path = rest.partition("/")
+    if not _SERVER.fullmatch(server):
+        raise _unusable(url, f"'{protocol}://' is followed by a server, container or volume")
+    return protocol, f"{protocol}://{server}{slash}{_prefix_of(url, path)}"
 
 
 def redacted(text: str) -> str:
@@ -98,6 +109,24 @@ def allows_http(address: Address) -> bool:
         return True
     parts = urlsplit(endpoint)
     return parts.scheme == "http" and (address.kind == "s3" or parts.hostname in _LOOPBACK)
+
+
+def _refuse_secrets(url: str, rest: str) -> None:
+    if "@" in rest:
+        raise _unusable(
+            url, "an address carries no user or secret: credentials come from the environment"
+        )
+    if "?" in rest or "#" in rest:
+        raise _unusable(url, "an address carries no query: settings come from the environment")
+
+
+def _prefix_of(url: str, path: str) -> str:
+    prefix = path.rstrip("/")
+    if prefix and not all(_SEGMENT.fullmatch(segment) for segment in prefix.split("/")):
+        raise _unusable(
+            url, "each part of the path is [A-Za-z0-9._=+-]+, without empty parts, '.' and '..'"
+        )
+    return prefix
 
 
 def _unusable(url: str, why: str) -> ValueError:

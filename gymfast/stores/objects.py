@@ -187,8 +187,16 @@ class ObjectStore:
             if answer.is_absent and not self._is_bucket_seen:
                 # An answer to HEAD does not say whether the object or the bucket is absent.
                 self._require_bucket(operation, key)
-            self._fail(operation, key, answer)
+            self._fail(operation, key, self._told(key, answer))
         return meta
+
+    def _told(self, key: str, answer: Answer) -> Answer:
+        """The answer with its code: one to HEAD has none, so the same is asked with GET."""
+        if not answer.status or answer.code or answer.is_absent:
+            return answer
+        options: dict[str, object] = {"range": (0, 1)}
+        _, told = self._attempt(lambda: self._obstore.get(self._client, key, options=options))
+        return told if told is not None and told.code else answer
 
     def _require_bucket(self, operation: str, key: str) -> None:
         pages = self._obstore.list(self._client, None, chunk_size=1)

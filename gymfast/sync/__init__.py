@@ -2,6 +2,8 @@
 
 from gymfast.sync.checkpoint_target import CheckpointTarget
 from gymfast.sync.cleaner import CleanReport, collect
+from gymfast.sync.compactor import Compactor
+from gymfast.sync.fold_maker import FoldReport
 from gymfast.sync.install_report import InstallReport, SubscriberStatus
 from gymfast.sync.machine import State
 from gymfast.sync.publish_report import PublishReport
@@ -13,6 +15,8 @@ from gymfast.sync.targets import GroupTarget, LiveTarget, Target
 __all__ = [
     "CheckpointTarget",
     "CleanReport",
+    "Compactor",
+    "FoldReport",
     "GroupTarget",
     "InstallReport",
     "LiveTarget",

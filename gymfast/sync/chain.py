@@ -6,7 +6,7 @@ Pure: no I/O, no clock. The rules are C1..C8 of docs/sync-protocol.md section 4.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +14,8 @@ from gymfast.errors import ChainError, NotFoundError
 from gymfast.sync.manifest import (
     AnchorRecord,
     EpochRecord,
+    FoldRecord,
+    FrameRecord,
     FrameRef,
     LogRecord,
     StateRecord,
@@ -74,12 +76,13 @@ def follow(tip: Tip, record: LogRecord, digest: str, run: str) -> Entry:
     return Entry(record, Tip(record.seq, digest, epoch, version, root))
 
 
-def enter(record: LogRecord, digest: str, run: str) -> Entry:
+def enter(record: LogRecord, digest: str, run: str, *, is_start: bool = False) -> Entry:
     """The entry of a record whose predecessors are gone; only a full state will do.
 
+    Also one whose full state is known otherwise (`is_start`): by a fold.
     Raises ChainError for any other record.
     """
-    if not is_full(record):
+    if not is_full(record) and not (is_start and isinstance(record, StateRecord)):
         raise ChainError(
             f"record {record.seq} of run '{run}' is no full state, but the records before it "
             "are gone: the log is damaged; run `gymfast sync fsck`"
@@ -95,6 +98,18 @@ def is_full(record: LogRecord) -> bool:
     return isinstance(record, AnchorRecord) or (
         isinstance(record, VersionRecord) and record.kind == "anchor"
     )
+
+
+def end_of(fold: FoldRecord) -> Tip:
+    """The place that a fold says it leads to."""
+    return Tip(fold.seq, fold.record, fold.epoch, fold.version, fold.root)
+
+
+def needs_no_base(record: FrameRecord) -> bool:
+    """True if the frame leads to its version from nothing."""
+    if isinstance(record, FoldRecord):
+        return record.base_version < 0
+    return is_full(record)
 
 
 def _check_place(tip: Tip, record: LogRecord, run: str) -> None:
@@ -166,11 +181,20 @@ class Costs:
 
 @dataclass(frozen=True)
 class Step:
-    """A frame to install and the place that is reached with it."""
+    """A frame to install and the place that is reached with it.
+
+    `first_seq` is the oldest place of the log that the frame needs.
+    """
 
     kind: Literal["delta", "anchor"]
-    record: StateRecord
+    record: FrameRecord
     tip: Tip
+    first_seq: int
+
+    @property
+    def is_fold(self) -> bool:
+        """True if the frame is of no record of the log."""
+        return isinstance(self.record, FoldRecord)
 
 
 @dataclass(frozen=True)
@@ -194,7 +218,7 @@ class Plan:
     @property
     def first_seq(self) -> int:
         """The oldest record that the plan needs; 0 without steps."""
-        return self.steps[0].tip.seq if self.steps else 0
+        return self.steps[0].first_seq if self.steps else 0
 
 
 def plan(
@@ -205,12 +229,14 @@ def plan(
     at_least: int | None = None,
     costs: Costs | None = None,
     unusable: Collection[int] = (),
+    folds: Iterable[FoldRecord] = (),
 ) -> Plan:
-    """The cheapest way to version `target` (the newest if None) that skips no version.
+    """The cheapest way to version `target` (the newest if None) over whole versions.
 
     `entries` are consecutive. If `applied` (the exact state held, None if unknown or broken) lies
     in the log, they begin with the record after it. `at_least` is the version served last,
-    `unusable` are records whose frames are damaged.
+    `unusable` are records whose frames are damaged. `folds` that do not
+    fit the log are left out.
     Raises ChainError if the target is older than that or cannot be reached from what is known,
     NotFoundError if it is not published yet.
     """
@@ -219,7 +245,7 @@ def plan(
     target = _target(entries, applied, target, lowest)
     if applied is not None and target == applied.version:
         return Plan((), _last_of(entries, target) or applied)
-    best = _cheapest(entries, applied, target, costs, unusable)
+    best = _cheapest(entries, applied, target, _Ways(applied, costs, unusable, folds))
     if best is None:
         raise ChainError(_unreachable(entries, applied, target))
     return best
@@ -251,44 +277,109 @@ def _last_of(entries: Sequence[Entry], version: int) -> Tip | None:
     return tips[-1] if tips else None
 
 
+@dataclass(frozen=True)
+class _Way:
+    """Frames that lead to a version; `start` is the place of the full state that they begin with.
+
+    0 stands for the held state.
+    """
+
+    start: int
+    cost: int = 0
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def rank(self) -> tuple[int, int, int, int]:
+        """The lowest is the best: the cheapest, then fewer frames, the older start, fewer folds."""
+        num_folds = sum(step.is_fold for step in self.steps)
+        return self.cost, len(self.steps), self.start, num_folds
+
+    def then(self, step: Step, cost: int) -> _Way:
+        """This way and one frame more."""
+        return _Way(self.start, self.cost + cost, (*self.steps, step))
+
+
+class _Ways:
+    """The best way to each version, from the records of the log one after the other."""
+
+    def __init__(
+        self,
+        applied: Tip | None,
+        costs: Costs,
+        unusable: Collection[int],
+        folds: Iterable[FoldRecord],
+    ) -> None:
+        self._costs = costs
+        self._unusable = unusable
+        self._folds: dict[Tip, list[FoldRecord]] = {}
+        for fold in folds:
+            self._folds.setdefault(end_of(fold), []).append(fold)
+        self._tips: dict[int, Tip] = {}  # of each version the newest place so far
+        self._found: dict[int, _Way] = {}
+        self._held = applied
+        if applied is not None and applied.version is not None:
+            self._tips[applied.version] = applied
+
+    def to(self, version: int) -> _Way | None:
+        """The best way found to a version."""
+        return self._found.get(version)
+
+    def start_from_held(self) -> None:
+        """The records are those after the held state: deltas lead on from it."""
+        if self._held is not None and self._held.version is not None:
+            self._found[self._held.version] = _Way(start=0)
+
+    def take(self, entry: Entry) -> None:
+        """Adds the ways that end at this place."""
+        record, tip = entry.record, entry.tip
+        if isinstance(record, StateRecord):
+            if record.seq not in self._unusable:
+                self._add(record, tip)
+            for fold in self._folds.get(tip, ()):
+                self._add(fold, tip)
+        if tip.version is not None:
+            self._tips[tip.version] = tip
+
+    def _add(self, frame: FrameRecord, tip: Tip) -> None:
+        version, cost = frame.version, self._costs.of(frame.frame)
+        is_fold = isinstance(frame, FoldRecord)
+        if needs_no_base(frame):
+            if isinstance(frame, FoldRecord) and frame.base_root != EMPTY_ROOT:
+                return
+            step = Step("anchor", frame, tip, tip.seq)
+            self._offer(version, _Way(tip.seq).then(step, cost))
+            return
+        assert not isinstance(frame, AnchorRecord)
+        base = self._tips.get(frame.base_version)
+        if base is None or base.root != frame.base_root:
+            return
+        step = Step("delta", frame, tip, base.seq if is_fold else tip.seq)
+        if way := self._found.get(frame.base_version):
+            self._offer(version, way.then(step, cost))
+        held = self._held
+        if is_fold and held and (held.version, held.root) == (base.version, base.root):
+            self._offer(version, _Way(start=0).then(step, cost))
+
+    def _offer(self, version: int, way: _Way) -> None:
+        before = self._found.get(version)
+        if before is None or way.rank < before.rank:
+            self._found[version] = way
+
+
 def _cheapest(
-    entries: Sequence[Entry],
-    applied: Tip | None,
-    target: int,
-    costs: Costs,
-    unusable: Collection[int],
+    entries: Sequence[Entry], applied: Tip | None, target: int, ways: _Ways
 ) -> Plan | None:
-    """Walk back from the target; every full state on the way, and the held state, is a start."""
+    """The cheapest plan; every full state on the way, and the held state, is a start."""
     end = _last_of(entries, target)
     if end is None:
         return None
-    best: Plan | None = None
-    deltas: list[Step] = []  # newest first
-    cost = 0
-    for entry in reversed([e for e in entries if e.tip.seq <= end.seq]):
-        record = entry.record
-        if isinstance(record, EpochRecord):
-            continue
-        is_usable = record.seq not in unusable
-        if is_full(record) and is_usable:
-            steps = (Step("anchor", record, entry.tip), *reversed(deltas))
-            best = _better(best, Plan(steps, end, cost + costs.of(record.frame)))
-        if isinstance(record, VersionRecord):
-            if record.kind == "anchor" or not is_usable:
-                return best
-            deltas.append(Step("delta", record, entry.tip))
-            cost += costs.of(record.frame)
     if applied is not None and applied.seq + 1 == entries[0].record.seq:
-        best = _better(best, Plan(tuple(reversed(deltas)), end, cost))
-    return best
-
-
-def _better(best: Plan | None, candidate: Plan) -> Plan:
-    """The cheaper plan; on a tie the one with fewer steps, then the newer candidate."""
-    if best is None:
-        return candidate
-    old, new = (best.cost, len(best.steps)), (candidate.cost, len(candidate.steps))
-    return candidate if new <= old else best
+        ways.start_from_held()
+    for entry in entries:
+        if entry.tip.seq <= end.seq:
+            ways.take(entry)
+    best = ways.to(target)
+    return None if best is None else Plan(best.steps, end, best.cost)
 
 
 def _unreachable(entries: Sequence[Entry], applied: Tip | None, target: int) -> str:

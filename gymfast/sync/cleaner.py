@@ -5,19 +5,28 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store
 from gymfast.stores.probe import probe_time_us
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.fleet import old_statuses
-from gymfast.sync.keys import RunKeys, number_of, object_of
+from gymfast.sync.folds import parts, spans
+from gymfast.sync.keys import RunKeys, Span, number_of, object_of
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import LeaseRecord, LogRecord
+from gymfast.sync.objects import delete_noted
 from gymfast.sync.reader_status import read_statuses
-from gymfast.sync.retention import deletion, floor_of, limited, lowest_lease
+from gymfast.sync.retention import (
+    deletion,
+    floor_of,
+    limited,
+    lowest_lease,
+    passed_folds,
+    version_at,
+)
 
 LEASE_GRACE_US = 60_000_000
 """Time after its expiry for which a lease still counts: clocks of two machines differ."""
@@ -30,6 +39,7 @@ _log = logging.getLogger(__name__)
 class CleanReport:
     """What retention did, or would do; `records` are the places deleted.
 
+    `num_folds` are folds deleted, unfinished ones too; `num_objects` and `num_bytes` count theirs.
     `num_probes` are objects that a killed test of create-only writes left, `num_statuses` what
     readers told of themselves that do not live any more.
     `held_by` is the oldest record that a lease needs, if that kept something from deletion.
@@ -40,6 +50,7 @@ class CleanReport:
     records: tuple[int, ...] = ()
     num_objects: int = 0
     num_bytes: int = 0
+    num_folds: int = 0
     num_leases: int = 0
     num_probes: int = 0
     num_statuses: int = 0
@@ -75,13 +86,17 @@ def collect(
 
 @dataclass(frozen=True)
 class Cleaner:
-    """Retention of one run; `is_owner` is True for its publisher, between two commits."""
+    """Retention of one run; `is_owner` is True for its publisher, between two commits.
+
+    `doomed` takes the keys whose delete was asked for without an answer.
+    """
 
     store: Store
     keys: RunKeys
     clock: Clock
     keep: int
     is_owner: bool
+    doomed: set[str] = field(default_factory=set)
 
     def clean(
         self,
@@ -115,10 +130,12 @@ class Cleaner:
             damaged=damaged,
         )
         dead = [key for key, lease in leases if lease.expires_us + DAY_US <= now_us]
-        objects = [self.keys.object(*place) for place in found.objects]
+        folds, folded = self._passed_folds(records, limited(floor, held_by), held_by)
+        objects = [*(self.keys.object(*place) for place in found.objects), *folded]
         num_bytes = sum(self._size(key) for key in objects)
         probes = self._old_probes(now_us)
-        victims = [*map(self.keys.record, found.records), *objects, *dead]
+        victims = [*map(self.keys.record, found.records), *map(self.keys.fold, folds)]
+        victims += [*objects, *dead]
         victims += [*self._old_floors(floor), *probes]
         failures = () if dry_run else tuple(self._delete(victims))
         is_held = held_by is not None and held_by < floor
@@ -127,11 +144,29 @@ class Cleaner:
             records=found.records,
             num_objects=len(objects),
             num_bytes=num_bytes,
+            num_folds=len(folds),
             num_leases=len(leases),
             num_probes=len(probes),
             held_by=held_by if is_held else None,
             failures=failures,
         )
+
+    def _passed_folds(
+        self, records: Mapping[int, LogRecord], floor: int, lease: int | None
+    ) -> tuple[list[Span], list[str]]:
+        """Folds that nobody needs, unfinished ones too, and the keys of their objects."""
+        log = Log(self.store, self.keys)
+        finished, stored = spans(log), list(parts(log))
+        if not finished and not stored:
+            return [], []
+        leased = None if lease is None else version_at(records.values(), lease)
+        passed = passed_folds(
+            {*finished, *(span for span, _ in stored)},
+            finished,
+            version_at(records.values(), floor),
+            leased,
+        )
+        return sorted(passed), [key for span, key in stored if span in passed]
 
     def clean_statuses(self, *, dry_run: bool) -> tuple[int, tuple[str, ...]]:
         """Deletes what readers told of themselves a day ago or more; how many, and the failures.
@@ -176,7 +211,7 @@ class Cleaner:
     def _delete(self, keys: list[str]) -> Iterator[str]:
         for key in keys:
             try:
-                self.store.delete(key)
+                delete_noted(self.store, key, self.doomed)
             except StoreError as error:
                 _log.warning("retention of run '%s' goes on without: %s", self.keys.run, error)
                 yield f"{key}: {error}"

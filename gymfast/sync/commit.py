@@ -79,7 +79,7 @@ CLAIM: dict[tuple[Step, Answer], Step] = {
     (Step.READ_BACK, Answer.ERROR): Step.READ_BACK,
     (Step.READ_BACK, Answer.GIVE_UP): Step.FAILED,
     (Step.ADVANCE, Answer.OK): Step.CREATE,
-    (Step.ADVANCE, Answer.ABSENT): Step.CREATE,  # retention took it meanwhile
+    (Step.ADVANCE, Answer.ABSENT): Step.CREATE,
     (Step.ADVANCE, Answer.ERROR): Step.ADVANCE,
     (Step.ADVANCE, Answer.GIVE_UP): Step.FAILED,
 }

@@ -163,7 +163,7 @@ class _Attempt:
 
     def read_back(self) -> Answer:
         try:
-            self.found = self._log.read(self._place.tip.seq + 1)
+            self.found = self._log.read_agreed(self._place.tip.seq + 1)
         except NotFoundError:
             return Answer.ABSENT
         except FormatError:

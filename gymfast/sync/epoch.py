@@ -49,6 +49,8 @@ def claim_epoch(log: Log, clock: Clock, timeout_s: float, label: str) -> tuple[T
     """
     for _ in range(_NUM_TRIES):
         entries = _known(log)
+        if entries and log.read_agreed(entries[-1].record.seq)[1] != entries[-1].tip.record:
+            continue  # it came back damaged, in a way that nothing else shows
         if log.key is None and entries and entries[-1].record.mac:
             raise ConflictError(
                 f"run '{log.keys.run}' in {log.store.url} is signed: its readers refuse records "
@@ -105,7 +107,7 @@ class _Claim:
 
     def read_back(self) -> Answer:
         try:
-            found, _ = self._log.read(self.tip.seq + 1)
+            found, _ = self._log.read_agreed(self.tip.seq + 1)
         except NotFoundError:
             return Answer.ABSENT
         except FormatError:
@@ -117,7 +119,7 @@ class _Claim:
 
     def advance(self) -> Answer:
         try:
-            found, digest = self._log.read(self.tip.seq + 1)
+            found, digest = self._log.read_agreed(self.tip.seq + 1)
             entry = follow(self.tip, found, digest, self._log.keys.run)
         except NotFoundError:
             return Answer.ABSENT

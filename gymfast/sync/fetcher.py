@@ -10,11 +10,12 @@ from itertools import pairwise
 from gymfast.errors import ChainError, FormatError, NotFoundError, StoreError
 from gymfast.sync.chain import Costs, Plan, Step
 from gymfast.sync.clock import Clock, Deadline
+from gymfast.sync.fold_choice import FoldChoice
 from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
-from gymfast.sync.manifest import StateRecord
+from gymfast.sync.manifest import FoldRecord, StateRecord
 from gymfast.sync.requests import Pending
-from gymfast.sync.staging import Advance, Staged, StagedFrame, Stager
+from gymfast.sync.staging import Advance, Staged, StagedFrame, Stager, name_of
 from gymfast.sync.view import View
 
 _FIRST_PAUSE_S = 0.05
@@ -26,6 +27,10 @@ _log = logging.getLogger(__name__)
 
 class _PlanAgainError(Exception):
     """Something that the plan needs is gone or damaged."""
+
+
+class _BadFoldError(Exception):
+    """A fold of the plan cannot be fetched; the log has a way without it."""
 
 
 class Fetcher:
@@ -40,6 +45,7 @@ class Fetcher:
         self._lease = lease
         self._clock = clock
         self._timeout_s = timeout_s
+        self._folds = FoldChoice(log, view)
         self._unusable: dict[int, str] = {}
         self._advance: Advance | None = None
         self._num_bytes = 0
@@ -79,10 +85,11 @@ class Fetcher:
         DeadlineError. Nothing is held then.
         """
         self._unusable.clear()
+        self._folds.begin()
         self._advance = advance
         num_overtaken = 0
         while True:
-            plan = self._plan(target, costs)
+            plan = self._plan_with_folds(target, costs)
             if not plan.steps:
                 return Staged(plan, ())
             self._stager.require_room(plan)
@@ -93,6 +100,8 @@ class Fetcher:
                 if not self._log.requests.is_far:
                     self._require_kept(plan)
                 return self._fetch_all(plan, is_decoded=is_decoded)
+            except _BadFoldError:
+                continue
             except _PlanAgainError as error:
                 _log.warning("run '%s': planning again: %s", self._log.keys.run, error)
                 num_overtaken += len(self._unusable) == num_unusable
@@ -104,6 +113,26 @@ class Fetcher:
                     ) from error
                 self._view.reload()
 
+    def distrust(self, plan: Plan) -> None:
+        """Folds of a plan that could not be installed are not used again."""
+        self._folds.distrust(plan)
+
+    def _plan_with_folds(self, target: int | None, costs: Costs) -> Plan:
+        """The plan; folds are looked for where it has many frames, or the log is damaged."""
+        plan = failure = None
+        try:
+            plan = self._plan(target, costs)
+        except ChainError as error:
+            failure = error
+        is_broken = failure is not None or bool(self._log.damage)
+        if self._folds.look_if_useful(None if is_broken else plan, target):
+            if is_broken:
+                self._view.reload()
+            return self._plan(target, costs)
+        if plan is None:
+            raise failure or ChainError("there is no plan")
+        return plan
+
     def _plan(self, target: int | None, costs: Costs) -> Plan:
         """The plan; where there is none, the error also says what is damaged or lost."""
         try:
@@ -113,7 +142,10 @@ class Fetcher:
                 raise
             raise ChainError("; ".join((str(error), *self._unusable.values()))) from error
 
-    def _give_up(self, step: Step, what: str) -> _PlanAgainError:
+    def _give_up(self, step: Step, what: str) -> Exception:
+        if isinstance(step.record, FoldRecord):
+            self._folds.drop(step.record, what)
+            return _BadFoldError(what)
         self._unusable[step.record.seq] = what
         return _PlanAgainError(what)
 
@@ -137,7 +169,7 @@ class Fetcher:
     def _fetch_all(self, plan: Plan, *, is_decoded: bool) -> Staged:
         start_s, verify_before = time.perf_counter(), self._stager.verify_s
         self._num_bytes = 0
-        self._stager.drop_expected(but=[step.record.nonce for step in plan.steps])
+        self._stager.drop_expected(but=[name_of(step.record) for step in plan.steps])
         with ExitStack() as stack:
             frames: list[StagedFrame] = []
             for step, following in pairwise((*plan.steps, None)):
@@ -154,7 +186,8 @@ class Fetcher:
 
     def _fetch_one(self, plan: Plan, step: Step, *, is_decoded: bool) -> StagedFrame:
         num_before, num_reads = self._num_bytes, 0
-        deadline = Deadline(self._clock, self._timeout_s)
+        # A fold is not worth waiting for: there is a way without it.
+        deadline = Deadline(self._clock, 0.0 if step.is_fold else self._timeout_s)
         where = f"version {step.record.version} (record {step.record.seq})"
         error: StoreError | None = None
 
@@ -176,11 +209,11 @@ class Fetcher:
                     raise self._give_up(step, f"{where} is damaged: {damage}") from damage
             except NotFoundError as missing:
                 error = missing
-                if self._is_gone(plan):
+                if not step.is_fold and self._is_gone(plan):
                     raise _PlanAgainError(f"{where} was deleted: {missing}") from missing
             except StoreError as failure:
                 error = failure
-        if isinstance(error, NotFoundError):
+        if step.is_fold or isinstance(error, NotFoundError):
             what = f"{where} is lost: {error}; `gymfast sync fsck` says what heals it"
             raise self._give_up(step, what) from error
         deadline.require(f"fetching {where}: {error}")

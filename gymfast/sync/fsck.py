@@ -11,9 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
-from gymfast.errors import FormatError, NotFoundError, StoreError
+from gymfast.errors import FormatError, NotFoundError
 from gymfast.stores.base import Store
 from gymfast.sync.chain import is_full
+from gymfast.sync.fsck_folds import find_bad_folds, object_problem
 from gymfast.sync.fsck_log import Finding, LogCheck, check_log
 from gymfast.sync.fsck_strays import (
     find_bad_leases,
@@ -24,7 +25,7 @@ from gymfast.sync.fsck_strays import (
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import MAX_SMALL_RECORD_BYTES, ObjectRef, StateRecord, parse_hint
-from gymfast.sync.objects import digest_at, read_whole
+from gymfast.sync.objects import read_whole
 
 _PUBLISH_ANCHOR = "publish a full state: `gymfast sync publish --anchor`"
 Advance = Callable[[int, int], None]
@@ -73,6 +74,7 @@ def fsck(
         *_check_objects(store, keys, refs, advance if reads_objects else None, reads_objects),
         *find_loose(log, found, set(refs)),
         *find_strays(log, found),
+        *find_bad_folds(log, found, reads_objects=reads_objects),
         *find_bad_leases(log, int(time.time() * 1e6)),
         *find_bad_statuses(log),
         *_check_hint(store, keys, found),
@@ -134,26 +136,12 @@ def _check_objects(
     done = 0
     for (epoch, digest), (ref, places) in refs.items():
         key = keys.object(epoch, digest)
-        problem = _check_object(store, key, ref, reads)
+        problem = object_problem(store, key, ref, reads=reads)
         if problem:
             yield from (Finding("damage", key, problem, seq=seq) for seq in places)
         done += ref.num_bytes
         if advance is not None:
             advance(done, total)
-
-
-def _check_object(store: Store, key: str, ref: ObjectRef, reads: bool) -> str:
-    """What is wrong with an object; "" for nothing."""
-    try:
-        size = store.size(key)
-        if size != ref.num_bytes:
-            return f"it has {size} bytes, its record says {ref.num_bytes}"
-        found = digest_at(store, key) if reads else ref.digest
-    except NotFoundError:
-        return "it is missing"
-    except StoreError as error:
-        return f"it cannot be read: {error}"
-    return "" if found == ref.digest else f"its bytes have SHA-256 {found}: they are damaged"
 
 
 def _check_hint(store: Store, keys: RunKeys, log: LogCheck) -> Iterator[Finding]:

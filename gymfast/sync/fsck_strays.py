@@ -18,10 +18,13 @@ BY_HAND = "it is ignored; delete it by hand"
 def find_strays(log: Log, found: LogCheck) -> Iterator[Finding]:
     """Keys that name nothing, records and marks beyond the end of the log, tests left over.
 
-    Objects of frames, leases and statuses are not looked at. Raises StoreError.
+    Objects of frames, leases, statuses and folds are not looked at. Raises StoreError.
     """
     keys = log.keys
-    others = (keys.objects_prefix, keys.readers_prefix, keys.status_prefix)
+    others = (
+        *(keys.objects_prefix, keys.readers_prefix, keys.status_prefix),
+        *(keys.folds_prefix, keys.folded_prefix),
+    )
     for key in log.store.list(f"{keys.run}/"):
         problem, repair = "gymfast gives no object this name", BY_HAND
         if key == keys.hint or key.startswith(others):

@@ -22,7 +22,8 @@ class InstallSeconds:
 class InstallReport:
     """One install: from which version to which, by an anchor, by deltas, or nothing to do.
 
-    `from_version` is None if nothing usable was held. `num_deltas` were installed as one.
+    `from_version` is None if nothing usable was held. `num_deltas` were installed as one;
+    a fold over many versions is one of them.
     """
 
     version: int

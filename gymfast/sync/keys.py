@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from gymfast.sync.manifest import COUNT_MAX, RUN_PATTERN
+from gymfast.sync.manifest import COUNT_MAX, RUN_PATTERN, FoldRecord, FrameRecord
 
 _NUMBER = re.compile(r"[0-9]{20}")
+_SPAN = re.compile(r"(full|[0-9]{20})-([0-9]{20})")
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,16 @@ class RunKeys:
         """The one object that is replaced: advice where the log ends."""
         return f"{self.run}/hint"
 
+    @property
+    def folds_prefix(self) -> str:
+        """Prefix of all records of folds."""
+        return f"{self.run}/folds/"
+
+    @property
+    def folded_prefix(self) -> str:
+        """Prefix of all parts of the frames of folds."""
+        return f"{self.run}/folded/"
+
     def record(self, seq: int) -> str:
         """Key of a record of the log."""
         return f"{self.log_prefix}{seq:020d}"
@@ -76,6 +87,68 @@ class RunKeys:
     def status(self, reader_id: str) -> str:
         """Key of what a reader tells of itself."""
         return f"{self.status_prefix}{reader_id}"
+
+    def fold(self, span: Span) -> str:
+        """Key of the record of a fold."""
+        return f"{self.folds_prefix}{span}"
+
+    def of(self, record: FrameRecord) -> RunKeys:
+        """These keys, with `object` for the frame of that record."""
+        return FoldKeys(self.run, span_of_fold(record)) if isinstance(record, FoldRecord) else self
+
+
+@dataclass(frozen=True, order=True)
+class Span:
+    """The versions that a fold leads from and to; `base` is -1 for a full state."""
+
+    base: int
+    version: int
+
+    def __str__(self) -> str:
+        base = "full" if self.is_full else f"{self.base:020d}"
+        return f"{base}-{self.version:020d}"
+
+    @property
+    def start(self) -> int:
+        """The version that a reader has to hold; that of the fold itself for a full state."""
+        return self.version if self.is_full else self.base
+
+    @property
+    def is_full(self) -> bool:
+        """True if the fold needs no base."""
+        return self.base < 0
+
+
+@dataclass(frozen=True)
+class FoldKeys(RunKeys):
+    """The keys of a run as seen by one fold: its objects lie under its own name."""
+
+    span: Span
+
+    def object(self, epoch: int, digest: str) -> str:  # noqa: ARG002 - of no publisher
+        return f"{self.folded_prefix}{self.span}/{digest}"
+
+
+def span_of_fold(fold: FoldRecord) -> Span:
+    """The span of a fold."""
+    return Span(fold.base_version, fold.version)
+
+
+def span_of(key: str, prefix: str) -> Span | None:
+    """The span in the key of a fold's record below the prefix; None for any other key."""
+    name = key.removeprefix(prefix)
+    found = None if name == key else _SPAN.fullmatch(name)
+    if found is None:
+        return None
+    base = -1 if found[1] == "full" else int(found[1])
+    version = int(found[2])
+    return Span(base, version) if base < version <= COUNT_MAX else None
+
+
+def folded_of(key: str, prefix: str) -> Span | None:
+    """The span in the key of an object of a fold below the prefix; None for any other key."""
+    head, _, _ = key.rpartition("/")
+    return span_of(head, prefix)
 
 
 def number_of(key: str, prefix: str) -> int | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TypeVar
 
 from gymfast.errors import FormatError, NotFoundError, StoreError
@@ -14,11 +16,12 @@ from gymfast.sync.manifest import (
     FORMAT,
     MAX_SMALL_RECORD_BYTES,
     NUMBER_VALUE,
+    RUN_PATTERN,
     LeaseRecord,
     encode,
     parse_lease,
 )
-from gymfast.sync.objects import read_whole
+from gymfast.sync.objects import read_whole, settled
 from gymfast.sync.requests import Pending, Requests
 
 _log = logging.getLogger(__name__)
@@ -33,7 +36,7 @@ def read_leases(store: Store, keys: RunKeys) -> Iterator[tuple[str, LeaseRecord 
     for key in store.list(keys.readers_prefix):
         where = f"'{key}' in {store.url}"
         try:
-            lease = parse_lease(read_whole(store, key, MAX_SMALL_RECORD_BYTES), where)
+            lease = settled(partial(_blob, store, key), partial(parse_lease, where=where))
         except NotFoundError:
             continue
         except FormatError as error:
@@ -42,6 +45,10 @@ def read_leases(store: Store, keys: RunKeys) -> Iterator[tuple[str, LeaseRecord 
         is_ours = lease.run == keys.run
         what = f"{where}: the lease belongs to run '{lease.run}'"
         yield key, lease if is_ours else FormatError(what, NUMBER_VALUE)
+
+
+def _blob(store: Store, key: str) -> bytes:
+    return read_whole(store, key, MAX_SMALL_RECORD_BYTES)
 
 
 class Lease:
@@ -54,6 +61,11 @@ class Lease:
         self, store: Store, keys: RunKeys, reader_id: str, clock: Clock, duration_s: float
     ) -> None:
         """No lease yet. Raises ValueError for an id that is no name."""
+        if not re.match(RUN_PATTERN, reader_id):
+            raise ValueError(
+                f"reader {reader_id!a}: expected 1 to 128 of [A-Za-z0-9._-], not starting with a "
+                "dot: nobody would heed its lease"
+            )
         self._store = store
         self._keys = keys
         self._clock = clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import islice
@@ -25,7 +25,7 @@ from gymfast.sync.manifest import (
     parse_hint,
     parse_log_record,
 )
-from gymfast.sync.objects import digest_at, read_whole
+from gymfast.sync.objects import agreed, digest_at, read_whole, settled
 from gymfast.sync.requests import MAX_REQUESTS, Pending, Requests
 
 MAX_GAP = 2**32
@@ -38,7 +38,8 @@ Found = tuple[LogRecord, str]
 class Log:
     """The records of one run; `key` checks their signatures.
 
-    `damage` tells of a damaged record that the newest look at the log met; "" if it met none.
+    `damage` tells of a damaged or missing record that the newest look at the log met; "" if it met
+    none.
     `is_single_writer` allows a store without create-only writes: a look, then a put. `requests` has
     several reads under way where the store is far.
     """
@@ -64,9 +65,21 @@ class Log:
         Raises NotFoundError if it is absent, FormatError if it is damaged, too long, or that of
         another place or run.
         """
-        key = self.keys.record(seq)
-        where = f"'{key}' in {self.store.url}"
-        blob = read_whole(self.store, key, MAX_RECORD_BYTES)
+        return self._parsed(seq, self._blob(seq))
+
+    def read_agreed(self, seq: int) -> Found:
+        """As `read`, from bytes that two reads agree on: for what cannot be taken back."""
+        return self._parsed(seq, agreed(lambda: self._blob(seq)))
+
+    def read_settled(self, seq: int) -> Found:
+        """As `read`, but damaged only if two reads agree."""
+        return settled(lambda: self._blob(seq), lambda blob: self._parsed(seq, blob))
+
+    def _blob(self, seq: int) -> bytes:
+        return read_whole(self.store, self.keys.record(seq), MAX_RECORD_BYTES)
+
+    def _parsed(self, seq: int, blob: bytes) -> Found:
+        where = f"'{self.keys.record(seq)}' in {self.store.url}"
         record = parse_log_record(blob, where, self.key)
         if record.run != self.keys.run:
             raise FormatError(
@@ -90,9 +103,13 @@ class Log:
         records: dict[int, LogRecord] = {}
         damaged: set[int] = set()
         foreign: set[int] = set()
-        for seq in self.places():
+        previous = ""
+        for seq in reversed(self.places()):
             try:
-                records[seq] = self.read(seq)[0]
+                records[seq], digest = self.read_settled(seq)
+                if digest != previous:  # what is deleted depends on it, and nothing vouches for it
+                    records[seq], digest = self.read_agreed(seq)
+                previous = records[seq].previous
             except NotFoundError:
                 continue
             except FormatError as error:
@@ -100,7 +117,7 @@ class Log:
                 (foreign if error.number == NUMBER_MAC else damaged).add(seq)
         if foreign and not records:
             raise self.foreign_run(len(foreign))
-        return records, frozenset(damaged)
+        return dict(sorted(records.items())), frozenset(damaged)
 
     def foreign_run(self, num_records: int) -> FormatError:
         """The error for a run none of whose records is signed with our key."""
@@ -169,29 +186,37 @@ class Log:
             return 0
         return hint.seq if hint.run == self.keys.run else 0
 
-    def load(self, is_enough: Callable[[StateRecord], bool] | None = None) -> list[Entry]:
+    def load(
+        self,
+        is_enough: Callable[[StateRecord], bool] | None = None,
+        starts: Mapping[int, Tip] | None = None,
+    ) -> list[Entry]:
         """The chain from the newest full state for which `is_enough` (None: any) to the end.
 
+        `starts` are places whose full state is known otherwise, and what has to hold there.
         Without such a state it begins with the oldest full state, or the first record. Records
         that are not visible yet, or damaged, end the chain before them. Empty for an empty log.
         Raises ChainError if a record does not follow the one before it.
         """
         floor = self.floor()
         self.damage = ""
+        starts = starts or {}
         newest_first: list[Found] = []
         places = [seq for seq in reversed(self.places()) if seq >= floor]
         for seq, read in self.reads(places):
             found = self._if_sound(seq, read)
             follows = not newest_first or newest_first[-1][0].seq == seq + 1
             if found is None or not follows:
-                if any(is_full(record) for record, _ in newest_first):
+                if any(_is_start(each, starts) for each in newest_first):
                     break
+                if found is not None:
+                    self._note_gap(seq + 1)
                 newest_first.clear()
             if found is not None:
                 newest_first.append(found)
-                if is_full(found[0]) and (is_enough is None or is_enough(_state(found[0]))):
+                if _is_start(found, starts) and (is_enough is None or is_enough(_state(found[0]))):
                     break
-        return self._chained(newest_first)
+        return self._chained(newest_first, starts)
 
     def reads(self, places: Iterable[int]) -> Iterator[tuple[int, Pending[Found]]]:
         """Reads of records at these places, in order; where the store is far, more and more ahead.
@@ -217,7 +242,7 @@ class Log:
         for seq in self.places():
             epoch, version, digest = tip.epoch, tip.version, ""
             try:
-                record, digest = self.read(seq)
+                record, digest = self.read_agreed(seq)
             except NotFoundError:
                 continue
             except FormatError as error:
@@ -225,9 +250,9 @@ class Log:
                 self.raise_if_foreign(error)
                 epoch, version = epoch + 1, None if version is None else version + 1
             else:
-                epoch = max(epoch, record.epoch)
+                epoch = record.epoch
                 if isinstance(record, StateRecord):
-                    version = max(version or 0, record.version)
+                    version = record.version
             tip = Tip(seq, digest, epoch, version, "")
         if tip.seq and not tip.record:
             tip = replace(tip, record=digest_at(self.store, self.keys.record(tip.seq)))
@@ -246,9 +271,19 @@ class Log:
             return False
         return True
 
+    def _note_gap(self, seq: int) -> None:
+        what = f"record {seq} of run '{self.keys.run}' is missing, but there are later ones"
+        self.damage = self.damage or what
+
+    def _settled(self, seq: int, read: Pending[Found]) -> Found:
+        try:
+            return read.result()
+        except FormatError:
+            return self.read_agreed(seq)
+
     def _if_sound(self, seq: int, read: Pending[Found]) -> Found | None:
         try:
-            record, digest = read.result()
+            record, digest = self._settled(seq, read)
         except NotFoundError:
             return None
         except FormatError as error:
@@ -258,10 +293,9 @@ class Log:
             return None
         return record, digest
 
-    def _chained(self, newest_first: list[Found]) -> list[Entry]:
+    def _chained(self, newest_first: list[Found], starts: Mapping[int, Tip]) -> list[Entry]:
         while newest_first:
-            record = newest_first[-1][0]
-            if record.seq == 1 or is_full(record):
+            if newest_first[-1][0].seq == 1 or _is_start(newest_first[-1], starts):
                 break
             newest_first.pop()
         entries: list[Entry] = []
@@ -270,8 +304,17 @@ class Log:
                 tip = entries[-1].tip if entries else Tip()
                 entries.append(follow(tip, record, digest, self.keys.run))
             else:
-                entries.append(enter(record, digest, self.keys.run))
+                entries.append(enter(record, digest, self.keys.run, is_start=True))
         return entries
+
+
+def _is_start(found: Found, starts: Mapping[int, Tip]) -> bool:
+    """True if a full state leads to the place of this record."""
+    record, digest = found
+    if is_full(record) or not isinstance(record, StateRecord):
+        return is_full(record)
+    tip = Tip(record.seq, digest, record.epoch, record.version, record.root)
+    return starts.get(record.seq) == tip
 
 
 def _state(record: LogRecord) -> StateRecord:

@@ -93,6 +93,32 @@ class AnchorRecord(_LogRecord, frozen=True, tag="anchor"):
     mac: _Mac = ""
 
 
+class FoldRecord(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="fold"
+):
+    """Advice: a frame from `base_version` (-1: from nothing) straight to a later version.
+
+    `seq`, `record` and `epoch` are the place of the log where that version holds.
+    """
+
+    format: Literal[1]
+    run: _Name
+    created_us: _Count
+    base_version: Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
+    base_root: _Hex64
+    seq: _Positive
+    record: _Hex64
+    epoch: _Positive
+    version: _Count
+    root: _Hex64
+    schema: _Hex64
+    num_tensors: Annotated[int, msgspec.Meta(ge=1, le=MAX_TENSORS)]
+    raw_bytes: _Count
+    num_changed: _Count
+    frame: FrameRef
+    mac: _Mac = ""
+
+
 class HintRecord(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="hint"
 ):
@@ -165,8 +191,9 @@ class PositionRecord(
 
 LogRecord = EpochRecord | VersionRecord | AnchorRecord
 StateRecord = VersionRecord | AnchorRecord
+FrameRecord = StateRecord | FoldRecord
 
-_R = TypeVar("_R", bound=_LogRecord)
+_R = TypeVar("_R", bound=_LogRecord | FoldRecord)
 _encoder = msgspec.json.Encoder(order=None)
 
 
@@ -191,6 +218,21 @@ def parse_log_record(blob: bytes, where: str, key: bytes | None = None) -> LogRe
         _check_frame(record, where)
     if isinstance(record, VersionRecord):
         _check_version(record, where)
+    if key is not None:
+        _check_mac(record, where, key)
+    return record
+
+
+def parse_fold(blob: bytes, where: str, key: bytes | None = None) -> FoldRecord:
+    """The fold in `blob`; raises FormatError as `parse_log_record` does."""
+    record: FoldRecord = _decode(blob, FoldRecord, where, MAX_RECORD_BYTES)
+    _check_frame(record, where)
+    if record.base_version >= record.version:
+        raise FormatError(
+            f"{where}: a fold from version {record.base_version} to {record.version} leads nowhere",
+            NUMBER_VALUE,
+        )
+    _check_changes(record, where)
     if key is not None:
         _check_mac(record, where, key)
     return record
@@ -263,7 +305,7 @@ def _decode(blob: bytes, record_type: Any, where: str, max_bytes: int) -> Any:
     return record
 
 
-def _check_frame(record: StateRecord, where: str) -> None:
+def _check_frame(record: FrameRecord, where: str) -> None:
     found = sum(ref.num_bytes for ref in record.frame.objects)
     if found != record.frame.num_bytes:
         raise FormatError(
@@ -281,13 +323,18 @@ def _check_version(record: VersionRecord, where: str) -> None:
             f"expected base {expected}",
             NUMBER_VALUE,
         )
-    if not is_anchor and record.root == record.base_root and record.num_changed:
+    if not is_anchor:
+        _check_changes(record, where)
+
+
+def _check_changes(record: VersionRecord | FoldRecord, where: str) -> None:
+    if record.root == record.base_root and record.num_changed:
         raise FormatError(
             f"{where}: {record.num_changed} changes, but the root is that of the base", NUMBER_VALUE
         )
 
 
-def _check_mac(record: LogRecord, where: str, key: bytes) -> None:
+def _check_mac(record: LogRecord | FoldRecord, where: str, key: bytes) -> None:
     if not record.mac:
         raise FormatError(
             f"{where}: the record is not signed, but this reader has a key: "

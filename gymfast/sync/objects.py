@@ -8,25 +8,34 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from gymfast.errors import ChecksumError, ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store, shows_puts
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import MAX_OBJECT_BYTES, NUMBER_LIMIT, FrameRef, ObjectRef, StateRecord
+from gymfast.sync.manifest import (
+    MAX_OBJECT_BYTES,
+    NUMBER_LIMIT,
+    FrameRecord,
+    FrameRef,
+    ObjectRef,
+)
 from gymfast.sync.requests import REQUESTS_PER_AHEAD
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
+_NUM_READS = 8
 _FIRST_OBJECT_BYTES = 1 << 20
 _OBJECTS_PER_SIZE = 8
 _MAX_DOUBLINGS = 3  # to 8 MiB: what object stores take, and give, in one request
 _MAX_SMALL_OBJECTS = 8192
 _PUTS_PER_AHEAD = 2
 _WHAT_TO_DO = "`gymfast sync fsck` says what is lost and what heals it"
+_T = TypeVar("_T")
 
 
 def check_object_bytes(object_bytes: int) -> int:
@@ -43,6 +52,10 @@ class FrameWriter:
     A store that is far away gets small objects first, several at once, while the frame is made.
     `seconds` is the time for which the maker of the frame waited for puts. `creates`: objects are
     created, and only those that are there already are put; the store must have create-only writes.
+    `named` are the keys that other records need: they are not new, even where their lengths are
+    shown late.
+    `doomed` are keys whose delete was asked for without an answer: it may still come, so nothing is
+    put there again.
     """
 
     store: Store
@@ -50,10 +63,12 @@ class FrameWriter:
     epoch: int
     object_bytes: int
     creates: bool = False
+    named: Collection[str] = frozenset()
+    doomed: set[str] = field(default_factory=set)
     seconds: float = 0.0
     refs: list[ObjectRef] = field(default_factory=list)
     _made: list[str] = field(default_factory=list)
-    _waiting: deque[tuple[int, Future[ObjectRef]]] = field(default_factory=deque)
+    _waiting: deque[tuple[int, Future[list[ObjectRef]]]] = field(default_factory=deque)
 
     def write(self, sections: Iterable[bytes]) -> FrameRef:
         """The reference of the frame, once all its objects are durable."""
@@ -91,7 +106,7 @@ class FrameWriter:
         """Deletes what this writer made new; only for frames that no record can name any more."""
         for key in self._made:
             with suppress(StoreError):
-                self.store.delete(key)
+                delete_noted(self.store, key, self.doomed)
         self._made.clear()
         self.refs.clear()
 
@@ -128,7 +143,7 @@ class FrameWriter:
         """Puts an object, or lets a thread do so; then there is room for `more` bytes."""
         start_s = time.perf_counter()
         if threads is None:
-            self.refs.append(self._put(data))
+            self.refs.extend(self._put(data))
         else:
             self._waiting.append((len(data), threads.submit(self._put, data)))
             self._take(self.object_bytes, more)
@@ -138,24 +153,37 @@ class FrameWriter:
         """Waits for puts until those under way, and `more` bytes, fit into `room`."""
         start_s = time.perf_counter()
         while self._waiting and sum(size for size, _ in self._waiting) + more > room:
-            self.refs.append(self._waiting.popleft()[1].result())
+            self.refs.extend(self._waiting.popleft()[1].result())
         self.seconds += time.perf_counter() - start_s
 
-    def _put(self, data: bytearray) -> ObjectRef:
+    def _put(self, data: bytearray) -> list[ObjectRef]:
         ref = ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
         key = self.keys.object(self.epoch, ref.digest)
+        if key in self.doomed:
+            return self._put_in_halves(data)
         if self.creates and len(data) <= _READ_BYTES:
             try:
                 self.store.create(key, memoryview(data))
             except ConflictError:
                 self.store.put(key, memoryview(data))  # it may be damaged
             else:
-                self._made.append(key)
-            return ref
-        if not self._is_there(key):
+                if key not in self.named:
+                    self._made.append(key)
+            return [ref]
+        if key not in self.named and not self._is_there(key):
             self._made.append(key)
         self.store.put(key, memoryview(data))
-        return ref
+        return [ref]
+
+    def _put_in_halves(self, data: bytearray) -> list[ObjectRef]:
+        """The same bytes under names that no delete is under way for."""
+        if len(data) == 1:
+            raise StoreError(
+                f"an object of one byte cannot be put in {self.store.url} while its delete is "
+                "under way: start a new publisher"
+            )
+        middle = len(data) // 2
+        return self._put(data[:middle]) + self._put(data[middle:])
 
     def _is_there(self, key: str) -> bool:
         try:
@@ -163,6 +191,15 @@ class FrameWriter:
         except NotFoundError:
             return False
         return True
+
+
+def delete_noted(store: Store, key: str, doomed: set[str]) -> None:
+    """Deletes an object; its key stays in `doomed` unless every delete of it was answered."""
+    is_doomed = key in doomed
+    doomed.add(key)
+    store.delete(key)
+    if not is_doomed:
+        doomed.discard(key)
 
 
 def read_whole(store: Store, key: str, max_bytes: int) -> bytes:
@@ -185,6 +222,34 @@ def read_whole(store: Store, key: str, max_bytes: int) -> bytes:
         ) from error
 
 
+def agreed(read: Callable[[], bytes]) -> bytes:
+    """The bytes that two reads in a row agree on: what comes back damaged differs each time.
+
+    For decisions that a bad read must not make. Raises what `read` raises, StoreError if no two
+    reads agree.
+    """
+    before = read()
+    for _ in range(_NUM_READS):
+        blob = read()
+        if blob == before:
+            return blob
+        before = blob
+    raise StoreError(
+        f"{_NUM_READS} reads in a row gave other bytes each time, last {before[:80]!r}"
+    )
+
+
+def settled(read: Callable[[], bytes], parse: Callable[[bytes], _T]) -> _T:
+    """What `parse` makes of what `read` returns; damaged only once two reads agree on that.
+
+    Raises what the two raise.
+    """
+    try:
+        return parse(read())
+    except FormatError:
+        return parse(agreed(read))
+
+
 def digest_at(store: Store, key: str) -> str:
     """The SHA-256 of an object, read a few MiB at a time, in hex; NotFoundError if it is absent."""
     sha, size = hashlib.sha256(), store.size(key)
@@ -193,7 +258,7 @@ def digest_at(store: Store, key: str) -> str:
     return sha.hexdigest()
 
 
-def read_frame(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[bytes]:
+def read_frame(store: Store, keys: RunKeys, record: FrameRecord) -> Iterator[bytes]:
     """The bytes of a frame, a few MiB at a time; the last piece of an object comes after its check.
 
     A store that is far away is asked for several pieces at once: up to `store.num_ahead` times
@@ -215,7 +280,7 @@ class FrameReads:
     """The reads of one frame; `start` sends the first ones before anybody waits for them."""
 
     def __init__(
-        self, store: Store, keys: RunKeys, record: StateRecord, threads: ThreadPoolExecutor | None
+        self, store: Store, keys: RunKeys, record: FrameRecord, threads: ThreadPoolExecutor | None
     ) -> None:
         """Nothing is asked for yet; without `threads` each piece is when it is wanted."""
         self._tasks = deque(_tasks(store, keys, record))
@@ -313,10 +378,10 @@ class _Task:
             )
 
 
-def _tasks(store: Store, keys: RunKeys, record: StateRecord) -> Iterator[_Task]:
+def _tasks(store: Store, keys: RunKeys, record: FrameRecord) -> Iterator[_Task]:
     """Over a long way what fits one request is read with one: its length comes with it."""
     for ref in record.frame.objects:
-        key = keys.object(record.epoch, ref.digest)
+        key = keys.of(record).object(record.epoch, ref.digest)
         is_whole = store.num_ahead > 0 and ref.num_bytes <= _READ_BYTES
         if not is_whole:
             yield _Task(store, key, ref, 0, 0)

@@ -96,7 +96,8 @@ class Publisher:
         self._clock = clock or SystemClock()
         self._log = Log(self._store, self._keys, check_key(key), is_single_writer=single_writer)
         if not single_writer:
-            check_create_only(self._store, f"{run}/probe", now_us=self._clock.wall_us())
+            now_us = self._clock.wall_us()
+            check_create_only(self._store, f"{run}/probe", now_us=now_us, sleep=self._clock.sleep)
         if not resume and self._log.places():
             raise ConflictError(
                 f"run '{run}' exists in {self._store.url}: choose another run, or resume it"
@@ -268,7 +269,9 @@ class Publisher:
             self._keys,
             self.epoch,
             self._settings.object_bytes,
+            doomed=self._upkeep.doomed,
             creates=self._store.num_ahead > 0 and not self._is_single_writer,
+            named=self._upkeep.named_objects,
         )
 
     def _candidate(self, writer: FrameWriter) -> Candidate:

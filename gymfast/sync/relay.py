@@ -2,8 +2,8 @@
 
 Objects are kept in files without names, in pieces, and are compared with the digest that is their
 name as soon as all pieces are there. Everything else, and what is absent, is an answer of the store
-that counts for a moment; a record of the log for longer, as it never changes, but not for ever, as
-it might have been damaged on the way.
+that counts for a moment; a record of the log or of a fold for longer, as it never changes, but not
+for ever, as it might have been damaged on the way.
 """
 
 from __future__ import annotations
@@ -422,9 +422,9 @@ def _lists(place: tuple[str, str], key: str) -> bool:
 
 def _is_record(key: str) -> bool:
     parts = key.split("/")
-    return len(parts) == 3 and parts[1] == "log"
+    return len(parts) == 3 and parts[1] in ("log", "folds")
 
 
 def _is_object(key: str) -> bool:
     parts = key.split("/")
-    return len(parts) == 4 and parts[1] == "objects"
+    return len(parts) == 4 and parts[1] in ("objects", "folded")

@@ -19,7 +19,7 @@ from gymfast.stores.base import Store
 from gymfast.sync.budget import require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import StateRecord
+from gymfast.sync.manifest import FoldRecord, FrameRecord
 from gymfast.sync.objects import FrameReads
 from gymfast.sync.requests import Requests
 
@@ -123,20 +123,21 @@ class Stager:
                 f"{free} bytes free: make room, or name another staging_dir"
             )
 
-    def expect(self, record: StateRecord) -> None:
+    def expect(self, record: FrameRecord) -> None:
         """Begins to read a frame that is likely to be fetched next, where the store is far away.
 
         Of those that are not fetched yet, two are begun; more are not.
         """
-        is_new = record.nonce not in self._ahead and len(self._ahead) < _MAX_EXPECTED
+        name = name_of(record)
+        is_new = name not in self._ahead and len(self._ahead) < _MAX_EXPECTED
         if self._requests.is_far and is_new:
-            self._ahead[record.nonce] = reads = self._reads(record)
+            self._ahead[name] = reads = self._reads(record)
             reads.start()
 
     def drop_expected(self, but: Collection[str] = ()) -> None:
-        """Forgets what was begun and not fetched; `but` are nonces of records that stay."""
-        for nonce in self._ahead.keys() - set(but):
-            self._ahead.pop(nonce).cancel()
+        """Forgets what was begun and not fetched; `but` are the names of records that stay."""
+        for name in self._ahead.keys() - set(but):
+            self._ahead.pop(name).cancel()
 
     def close(self) -> None:
         """Gives the threads back."""
@@ -161,7 +162,7 @@ class Stager:
         self.verify_s += time.perf_counter() - start_s
         return StagedFrame(step, info, held)
 
-    def _read(self, record: StateRecord, tick: Callable[[int], None]) -> _Bytes:
+    def _read(self, record: FrameRecord, tick: Callable[[int], None]) -> _Bytes:
         pieces = self._pieces(record, tick)
         if self._folder is None:
             return _Bytes(b"".join(pieces))
@@ -173,8 +174,8 @@ class Stager:
             stack.pop_all()
         return _Bytes(file=file)
 
-    def _pieces(self, record: StateRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
-        reads = self._ahead.pop(record.nonce, None) or self._reads(record)
+    def _pieces(self, record: FrameRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
+        reads = self._ahead.pop(name_of(record), None) or self._reads(record)
         try:
             for piece in reads.pieces():
                 tick(len(piece))
@@ -182,8 +183,15 @@ class Stager:
         finally:
             reads.cancel()
 
-    def _reads(self, record: StateRecord) -> FrameReads:
+    def _reads(self, record: FrameRecord) -> FrameReads:
         return FrameReads(self._store, self._keys, record, self._requests.threads)
+
+
+def name_of(record: FrameRecord) -> str:
+    """What tells a record from all others of the run."""
+    if isinstance(record, FoldRecord):
+        return f"{record.base_version} {record.version}"
+    return record.nonce
 
 
 def _check_info(step: Step, info: FrameInfo) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gymfast.errors import NotFoundError
+from gymfast.errors import FormatError, NotFoundError
 from gymfast.stores.base import Store
 from gymfast.sync.chain import is_full
 from gymfast.sync.clock import Clock, SystemClock
-from gymfast.sync.keys import RunKeys
+from gymfast.sync.folds import read_fold, spans
+from gymfast.sync.keys import RunKeys, Span
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import EpochRecord, LeaseRecord, LogRecord, StateRecord
@@ -28,6 +29,16 @@ class VersionStatus:
 
 
 @dataclass(frozen=True)
+class FoldStatus:
+    """A fold that a compactor offers; `base_version` is -1 for a full state."""
+
+    base_version: int
+    version: int
+    frame_bytes: int
+    created_us: int
+
+
+@dataclass(frozen=True)
 class ReaderStatus:
     """A reader with a lease; `version` is the oldest one it may still need, None if unknown."""
 
@@ -39,7 +50,10 @@ class ReaderStatus:
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run; `chain_length` counts the deltas after the newest full state, None without one."""
+    """A run; `chain_length` counts the deltas after the newest full state, None without one.
+
+    `stored_bytes` are those of all frames, of folds too.
+    """
 
     run: str
     epoch: int
@@ -49,6 +63,7 @@ class RunStatus:
     chain_length: int | None
     stored_bytes: int
     free_bytes: int | None
+    folds: tuple[FoldStatus, ...] = ()
 
     @property
     def newest(self) -> VersionStatus | None:
@@ -72,6 +87,8 @@ def read_status(
     epochs = [record for record in records if isinstance(record, EpochRecord)]
     states = [r for r in records if isinstance(r, StateRecord) and r.seq >= floor]
     full = [record for record in states if is_full(record)]
+    folds = tuple(_fold(span, log) for span in spans(log))
+    sound_folds = tuple(fold for fold in folds if fold is not None)
     now_us = (clock or SystemClock()).wall_us()
     return RunStatus(
         run=run,
@@ -84,8 +101,10 @@ def read_status(
             if isinstance(lease, LeaseRecord)  # fsck reports damaged ones
         ),
         chain_length=states[-1].version - full[-1].version if full else None,
-        stored_bytes=sum(record.frame.num_bytes for record in states),
+        stored_bytes=sum(record.frame.num_bytes for record in states)
+        + sum(fold.frame_bytes for fold in sound_folds),
         free_bytes=store.free_bytes(),
+        folds=sound_folds,
     )
 
 
@@ -99,6 +118,14 @@ def _version(record: StateRecord) -> VersionStatus:
         num_changed=getattr(record, "num_changed", 0),
         created_us=record.created_us,
     )
+
+
+def _fold(span: Span, log: Log) -> FoldStatus | None:
+    try:
+        fold = read_fold(log, span)
+    except (NotFoundError, FormatError):  # fsck reports damaged ones
+        return None
+    return FoldStatus(fold.base_version, fold.version, fold.frame.num_bytes, fold.created_us)
 
 
 def _reader(lease: LeaseRecord, states: list[StateRecord], now_us: int) -> ReaderStatus:

@@ -106,6 +106,11 @@ class Subscriber:
         return self._served.root if self._served else None
 
     @property
+    def tip(self) -> Tip | None:
+        """The place of the log whose state is served; None if none is."""
+        return self._served
+
+    @property
     def is_stale(self) -> bool:
         """True if the log did not move for longer than the freshness limit, or its newest record,
         installed or not, is older than that: the publisher stopped, or somebody shows an old log.
@@ -177,6 +182,7 @@ class Subscriber:
             self._last_error = ""
         except BaseException as error:
             self._last_error = str(error)
+            self._fetcher.distrust(staged.plan)
             raise
         finally:
             self._view.set_applied(self._installer.applied)

@@ -24,14 +24,18 @@ class Upkeep:
     """Looks after a run between two commits of its publisher."""
 
     def __init__(self, log: Log, committer: Committer, clock: Clock, keep: int) -> None:
-        """Upkeep of a run that `committer` is in charge of."""
+        """Upkeep of a run that `committer` is in charge of.
+
+        `doomed` are keys of objects whose delete may still take effect.
+        """
+        self.doomed: set[str] = set()
         self._log = log
         self._store: Store = log.store
         self._keys: RunKeys = log.keys
         self._committer = committer
         self._clock = clock
         self._keep = keep
-        self._cleaner = Cleaner(self._store, self._keys, clock, keep, is_owner=True)
+        self._cleaner = Cleaner(self._store, self._keys, clock, keep, True, self.doomed)
         self._floor = 0
         self._damaged: frozenset[int] = frozenset()
         self._must_read_all = self._must_clean = committer.tip.epoch > 1
@@ -54,6 +58,15 @@ class Upkeep:
         records = self._committer.records
         ordered = (records[seq] for seq in sorted(records))
         return [record for record in ordered if isinstance(record, StateRecord)]
+
+    @property
+    def named_objects(self) -> frozenset[str]:
+        """The keys of all objects that the records of states name."""
+        return frozenset(
+            self._keys.object(record.epoch, ref.digest)
+            for record in self.states
+            for ref in record.frame.objects
+        )
 
     @property
     def anchor_bytes(self) -> int | None:
@@ -83,11 +96,16 @@ class Upkeep:
 
     def clean_leftovers(self) -> None:
         """What earlier publishers left goes before the first version: it may be in its way."""
-        if self._must_read_all and not self._committer.has_open_attempts:
+        if self._must_read_all:
             self.clean_if_due()
 
     def clean_if_due(self) -> tuple[CleanReport | None, float]:
-        """What retention did, if the floor moved or something was left over, and seconds."""
+        """What retention did, if the floor moved or something was left over, and seconds.
+
+        It waits while a record that was given up may be there: its objects look left over.
+        """
+        if self._committer.has_open_attempts:
+            return None, 0.0
         records = self._committer.records
         start_s = time.perf_counter()
         try:

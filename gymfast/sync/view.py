@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from itertools import count
 
 from gymfast.errors import ChainError, FormatError, NotFoundError
-from gymfast.sync.chain import Costs, Entry, Plan, Tip, follow, is_full, plan
+from gymfast.sync.chain import Costs, Entry, Plan, Tip, end_of, follow, is_full, needs_no_base, plan
 from gymfast.sync.clock import Clock
 from gymfast.sync.log import Found, Log
-from gymfast.sync.manifest import VersionRecord
+from gymfast.sync.manifest import EpochRecord, FoldRecord, VersionRecord
 from gymfast.sync.requests import Pending
 from gymfast.sync.watching import watch
 
@@ -26,9 +27,9 @@ class View:
 
     `held` is the newest place this reader has ever served: nothing older is accepted. `applied`
     is the exact state that the target has, None if it has none or may be broken. `created_us` is
-    when the newest record known was made, by its publisher's clock; None if that is unknown.
-    `on_next` is told of a version that follows what is held or known, and of the oldest record
-    needed to get there, before the floor is looked at.
+    when the newest record known was made, by its publisher's clock; None if that is unknown. Plans
+    may use `folds`. `on_next` is told of a version that follows what is held or known, and of the
+    oldest record needed to get there, before the floor is looked at.
     """
 
     def __init__(self, log: Log, clock: Clock, held: Tip | None) -> None:
@@ -41,6 +42,7 @@ class View:
         self.held = held
         self.applied: Tip | None = None
         self.entries: list[Entry] = []
+        self.folds: tuple[FoldRecord, ...] = ()
         self.moved_s = clock.monotonic_s()
         self.created_us: int | None = None
         self._is_age_known = False
@@ -60,8 +62,12 @@ class View:
         Raises ChainError for a log that does not continue what this reader has seen.
         """
         before = self._end
-        if before is None or not self._follow(before):
-            self._load_if_needed(before)
+        try:
+            self._extend(before)
+        except ChainError:
+            if not self._forget_misread():
+                raise
+            self._extend(self._end)
         if self._end != before:
             self.moved_s = self._clock.monotonic_s()
             self._gap_since_s = None
@@ -129,7 +135,7 @@ class View:
 
     def reload(self) -> None:
         """Forgets the entries and begins with the newest full state."""
-        entries = self._log.load()
+        entries = self._log.load(starts=self._starts)
         self._check_continues(entries)
         if entries and (self.held is None or entries[-1].tip.seq >= self.held.seq):
             self.entries = self._after_applied(entries)
@@ -150,19 +156,55 @@ class View:
                 at_least=at_least,
                 costs=costs,
                 unusable=unusable,
+                folds=self.folds,
             )
 
         try:
             return planned(self.entries, target)
         except ChainError:
             older = self._log.load(
-                lambda r: r.seq not in unusable and (target is None or r.version <= target)
+                lambda r: r.seq not in unusable and (target is None or r.version <= target),
+                self._starts,
             )
             self._check_continues(older)
             entries = self._after_applied(older)
             if target is not None or not unusable:
                 return planned(entries, target)
             return self._newest_reachable(planned, entries)
+
+    def _extend(self, end: Tip | None) -> None:
+        if end is None or not self._follow(end):
+            self._load_if_needed(end)
+
+    def _forget_misread(self) -> bool:
+        """True if the log contradicts only what this reader took in wrong, which is put right.
+
+        A record that came back damaged may parse, and only the one after it tells. So what is not
+        installed is read again; of the place that is held, the record is taken as it is now, if it
+        has the same state.
+        """
+        is_changed, self.entries = bool(self.entries), []
+        held = self.held
+        if held is None:
+            return is_changed
+        try:
+            record, digest = self._log.read_agreed(held.seq)
+        except (NotFoundError, FormatError):
+            return is_changed
+        if digest == held.record or isinstance(record, EpochRecord):
+            return is_changed
+        if (record.epoch, record.version, record.root) != (held.epoch, held.version, held.root):
+            return is_changed
+        _log.warning("record %d was misread: its digest is %s", held.seq, digest)
+        self.held = replace(held, record=digest)
+        if self.applied is not None and self.applied.seq == held.seq:
+            self.applied = self.held
+        return True
+
+    @property
+    def _starts(self) -> dict[int, Tip]:
+        """Places at which the log may be entered, as a fold leads there from nothing."""
+        return {fold.seq: end_of(fold) for fold in self.folds if needs_no_base(fold)}
 
     @property
     def _end(self) -> Tip | None:
@@ -193,6 +235,8 @@ class View:
             tip = added[-1].tip if added else end
             try:
                 record, digest = read.result()
+                if isinstance(record, EpochRecord):  # it has no state by which to know it again
+                    record, digest = self._log.read_agreed(tip.seq + 1)
             except NotFoundError:
                 break
             except FormatError as error:

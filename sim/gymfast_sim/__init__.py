@@ -1,1 +1,1 @@
-"""Simulator of sandbox pools and RL step time; no features yet."""
+"""Simulator of sandbox pools and RL step time: docs/simulator.md."""

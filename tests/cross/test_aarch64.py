@@ -1,4 +1,4 @@
-"""The codec compiles for Arm, and an emulated Arm CPU writes the same bytes as this one."""
+"""What is native compiles for Arm, and an emulated Arm CPU gives the same bits as this one."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def _run(*command: str | Path) -> str:
     return done.stdout
 
 
-def _build(folder: Path, *options: str) -> Path:
+def _build(folder: Path, *options: str, target: str = "print_blocks") -> Path:
     strict = ("-DGYMFAST_TESTS=ON", "-DGYMFAST_WARNINGS_AS_ERRORS=ON")
     _run(CMAKE, "-S", ROOT, "-B", folder, *strict, *options)
-    _run(CMAKE, "--build", folder, "--parallel", "2", "--target", "print_blocks")
-    return folder / "print_blocks"
+    _run(CMAKE, "--build", folder, "--parallel", "2", "--target", target)
+    return folder / target
 
 
 def test_emulated_arm_writes_the_same_bytes_as_every_instruction_set_here(tmp_path: Path) -> None:
@@ -38,3 +38,11 @@ def test_emulated_arm_writes_the_same_bytes_as_every_instruction_set_here(tmp_pa
     printed["arm"] = _run("qemu-aarch64-static", arm, _run("qemu-aarch64-static", arm).split()[0])
     assert len(printed["arm"].splitlines()) == 3 * 4 * 8 * 3
     assert len(set(printed.values())) == 1
+
+
+def test_emulated_arm_computes_the_numbers_of_the_simulator(tmp_path: Path) -> None:
+    """Arm has one instruction for a * b + c, and compilers use it unless they are told not to."""
+    native = _run(_build(tmp_path / "native", target="print_numbers"))
+    arm = _build(tmp_path / "arm", *ARM, target="print_numbers")
+    assert _run("qemu-aarch64-static", arm) == native
+    assert [line.split()[0] for line in native.splitlines()] == ["log", "exp", "normal_quantile"]

@@ -22,7 +22,7 @@ PINNED: dict[str, list[str]] = {
     "gymfast.sync": [
         *("Publisher", "PublishReport", "Subscriber", "SubscriberStatus", "Staged", "State"),
         *("Target", "LiveTarget", "CheckpointTarget", "GroupTarget", "InstallReport"),
-        *("CleanReport", "collect"),
+        *("CleanReport", "collect", "Compactor", "FoldReport"),
     ],
 }
 

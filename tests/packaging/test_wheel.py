@@ -53,7 +53,8 @@ def test_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
         names = archive.namelist()
     tops = {name.partition("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == {"gymfast", "gymfast_sim"}
-    for name in ("gymfast/py.typed", "gymfast/_core.pyi", "gymfast_sim/py.typed"):
+    preset = "gymfast_sim/presets/providers/modal-claimed.toml"
+    for name in ("gymfast/py.typed", "gymfast/_core.pyi", "gymfast_sim/py.typed", preset):
         assert name in names
     assert any(name.startswith("gymfast/_core.") and name.endswith(".so") for name in names)
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)

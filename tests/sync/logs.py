@@ -12,6 +12,7 @@ from gymfast.sync.chain import EMPTY_ROOT, Entry, Tip, follow
 from gymfast.sync.manifest import (
     AnchorRecord,
     EpochRecord,
+    FoldRecord,
     FrameRef,
     LogRecord,
     ObjectRef,
@@ -147,3 +148,29 @@ def logs(draw) -> LogBuilder:
         else:
             log.version(what, size)
     return log
+
+
+def fold_of(
+    log: LogBuilder, base: int | None, version: int, num_bytes: int = 10, **fields: object
+) -> FoldRecord:
+    """A fold between two versions of the log; from nothing if `base` is None."""
+    roots = {e.tip.version: e.tip.root for e in log.entries}
+    end = next(e.tip for e in log.entries if e.tip.version == version)
+    fold = FoldRecord(
+        format=1,
+        run=log.run,
+        created_us=1,
+        base_version=-1 if base is None else base,
+        base_root=EMPTY_ROOT if base is None else roots[base],
+        seq=end.seq,
+        record=end.record,
+        epoch=end.epoch,
+        version=version,
+        root=end.root,
+        schema=SCHEMA,
+        num_tensors=1,
+        raw_bytes=100,
+        num_changed=3,
+        frame=frame_ref(f"{log.run} fold {base} {version}", num_bytes),
+    )
+    return msgspec.structs.replace(fold, **fields)

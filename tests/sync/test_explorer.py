@@ -50,10 +50,19 @@ def test_the_explorer_finds_the_bug_in_a_publisher_that(name):
         explorer.explore(explorer.BROKEN[name](), World(faults_left=1, crashes_left=0))
 
 
-@pytest.mark.parametrize("reads_early", [True, pytest.param(False, marks=pytest.mark.ci)])
-def test_i26_retention_never_breaks_a_reader_that_holds_a_lease(reads_early):
+@pytest.mark.parametrize(
+    ("readers", "reads_early", "least"),
+    [
+        pytest.param("of the log", False, 10_000, marks=pytest.mark.ci),
+        ("of the log", True, 10_000),
+        ("of folds", True, 5_000),
+        pytest.param("of both", False, 100_000, marks=pytest.mark.ci),
+        pytest.param("of any kind", True, 300_000, marks=pytest.mark.long),
+    ],
+)
+def test_i26_retention_never_breaks_a_reader_that_holds_a_lease(readers, reads_early, least):
     rules = explorer_retention.Rules(reads_early=reads_early)
-    assert explorer_retention.explore(rules) > 10_000
+    assert explorer_retention.explore(rules, explorer_retention.STARTS[readers]) > least
 
 
 @pytest.mark.parametrize("name", explorer_retention.BROKEN)

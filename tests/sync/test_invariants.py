@@ -262,6 +262,8 @@ def test_i50_sync_sleeps_only_by_its_clock():
     for file in folder.glob("*.py"):
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.Attribute) and node.attr == "sleep":
+                if ast.unparse(node.value) == "self._clock":
+                    continue
                 assert file.name in ("clock.py", "drive.py"), f"{file.name} sleeps on its own"
 
 

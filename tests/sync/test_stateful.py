@@ -1,7 +1,8 @@
 """Stateful: publishers and readers in any order of events, compared with a model dict (I03, I26).
 
 Events: publish, publish nothing, restart or replace the publisher, ask for an anchor, lose replies,
-retention, readers that follow, lag, restart, join late or crash while they write, clock jumps.
+retention, compactors that fold, restart or are killed, readers that follow, lag, restart, join
+late or crash while they write, clock jumps.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from sync.harness import (
 
 from gymfast.errors import ConflictError, DeadlineError, GymfastError, StoreError
 from gymfast.stores import MemoryStore
-from gymfast.sync import CheckpointTarget, LiveTarget, Publisher, State, Subscriber
+from gymfast.sync import CheckpointTarget, Compactor, LiveTarget, Publisher, State, Subscriber
 from gymfast.sync.fsck import fsck
 
 NUM_READERS = 3
@@ -246,6 +247,34 @@ class SyncMachine(RuleBasedStateMachine):
             assert report.restorable == max(self.model)
 
 
+class FoldMachine(SyncMachine):
+    """The same with two compactors, whose disk makes each step slower."""
+
+    @rule(
+        name=st.sampled_from(["a", "b"]),
+        anchor_every=st.sampled_from([None, 4]),
+        killed_at=st.sampled_from([None, None, 3, 12, 30]),
+    )
+    def a_compactor_works(self, name: str, anchor_every: int | None, killed_at: int | None) -> None:
+        """Two of them have folders of their own; a kill loses what the store did not get."""
+        self.store.arm(lambda n, op, key: "before" if killed_at and n >= killed_at else "")
+        try:
+            with Compactor(
+                *(self.store, RUN, self.folder / name),
+                every=2,
+                levels=2,
+                anchor_every=anchor_every,
+                threads=1,
+                timeout_s=2.0,
+                clock=self.clock,
+            ) as compactor:
+                for _ in compactor.work():
+                    pass
+        except (StoreError, DeadlineError):
+            assert killed_at
+        self.store.arm(None)
+
+
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 TestI03 = SyncMachine.TestCase
 TestI03.settings = settings(
@@ -258,4 +287,18 @@ TestI03.settings = settings(
 class TestI03Long(SyncMachine.TestCase):
     settings = settings(
         max_examples=400, stateful_step_count=125, deadline=None, suppress_health_check=_QUIET
+    )
+
+
+TestFolds = FoldMachine.TestCase
+TestFolds.settings = settings(
+    max_examples=4, stateful_step_count=30, deadline=None, suppress_health_check=_QUIET
+)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(3600)
+class TestFoldsLong(FoldMachine.TestCase):
+    settings = settings(
+        max_examples=100, stateful_step_count=60, deadline=None, suppress_health_check=_QUIET
     )

@@ -7,6 +7,7 @@ import click
 from gymfast.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "compact": "Fold many versions into one frame, for readers far behind.",
     "fsck": "Check every record and object of a run.",
     "gc": "Delete what no reader needs any more.",
     "publish": "Commit a checkpoint as the next version.",

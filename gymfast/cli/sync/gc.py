@@ -62,6 +62,8 @@ def _to_text(report: CleanReport, dry_run: bool) -> list[str]:
     verb = "would delete" if dry_run else "deleted"
     size = format_size(report.num_bytes)
     lines = [f"{verb} {len(report.records)} records and {report.num_objects} objects of {size}"]
+    if report.num_folds:
+        lines.append(f"{verb} {report.num_folds} folds; their objects are among these")
     if report.num_probes:
         lines.append(f"{verb} {report.num_probes} tests of the store that were killed")
     if report.num_statuses:

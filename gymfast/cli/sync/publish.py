@@ -55,6 +55,11 @@ Examples:
     metavar="N",
     help="Deltas between full states.  [default: 50]",
 )
+@click.option(
+    "--single-writer",
+    is_flag=True,
+    help="Nobody else publishes: for a store without create-only writes.",
+)
 @threads_option
 @key_option
 @with_output
@@ -68,6 +73,7 @@ def command(
     profile: Profile,
     keep: int | None,
     anchor_every: int | None,
+    single_writer: bool,
     threads: int | None,
     key_file: Path | None,
 ) -> None:
@@ -95,6 +101,7 @@ def command(
         threads=threads,
         keep=keep or DEFAULT_KEEP,
         anchor_every=anchor_every or DEFAULT_ANCHOR_EVERY,
+        single_writer=single_writer,
         key=read_key(key_file),
     )
     if base is not None and not anchor:

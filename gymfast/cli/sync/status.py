@@ -126,9 +126,20 @@ def _to_text(status: RunStatus, fleet: Fleet) -> list[str]:
         f"run {status.run}: newest version {newest}, chain {chain}",
         f"publisher: epoch {status.epoch}, {status.publisher}",
         f"frames {format_size(status.stored_bytes)}, free space {free}",
+        *_folds(status),
         *_readers(status, now_s),
         *lines_of(fleet),
     ]
+
+
+def _folds(status: RunStatus) -> list[str]:
+    if not status.folds:
+        return []
+    full = [str(fold.version) for fold in status.folds if fold.base_version < 0]
+    size = format_size(sum(fold.frame_bytes for fold in status.folds))
+    newest = max(fold.version for fold in status.folds)
+    states = f", full states of version {', '.join(full)}" if full else ""
+    return [f"folds: {len(status.folds)} of {size} up to version {newest}{states}"]
 
 
 def _readers(status: RunStatus, now_s: float) -> list[str]:

@@ -1,0 +1,75 @@
+"""The limits that creations pass: client, quota, starting, rate, each first come first served."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from gymfast_sim.clock import Clock, Rank
+from gymfast_sim.gates import Gate, RateLimit
+from gymfast_sim.parts import Sandbox
+from gymfast_sim.records import State
+from gymfast_sim.scenario import Limits
+
+
+class Admission:
+    """Lets creations pass; `start` is called with those of one instant, in their order."""
+
+    def __init__(
+        self, clock: Clock, limits: Limits, start: Callable[[list[Sandbox]], None]
+    ) -> None:
+        self._clock, self._start = clock, start
+        self.client: Gate[Sandbox] = Gate(limits.client_concurrency)
+        self.quota: Gate[Sandbox] = Gate(limits.max_live)
+        self.starting: Gate[Sandbox] = Gate(limits.max_starting)
+        self._last: Gate[Sandbox] = Gate(None)
+        interval_ns = limits.interval_ns
+        self.rate = None if interval_ns is None else RateLimit(interval_ns, limits.burst)
+        self._next_ns: int | None = None  # the earliest GRANT event under way
+
+    def ask(self, boxes: Iterable[Sandbox]) -> None:
+        """Puts creations at the tail of the first queue."""
+        self.client.queue.extend(boxes)
+        self._want_pass(self._clock.now_ns)
+
+    def free(self, gate: Gate[Sandbox]) -> None:
+        """One permit of a limit is free again."""
+        gate.used -= 1
+        if gate.queue:
+            self._want_pass(self._clock.now_ns)
+
+    def cancel(self, box: Sandbox) -> None:
+        """Gives back the permits of a creation that waits no more; its state says so already."""
+        for gate in (self.client, self.quota, self.starting)[: box.num_passed]:
+            self.free(gate)
+
+    def _want_pass(self, at_ns: int) -> None:
+        if self._next_ns is None or at_ns < self._next_ns:
+            self._next_ns = at_ns
+            self._clock.later(at_ns - self._clock.now_ns, Rank.GRANT, 0, self._pass)
+
+    def _pass(self, _: object) -> None:
+        now = self._clock.now_ns
+        if self._next_ns == now:
+            self._next_ns = None
+        gates = (self.client, self.quota, self.starting, self._last)
+        for i in range(3):
+            gate, after = gates[i], gates[i + 1]
+            while gate.queue and gate.is_open:
+                box = gate.queue.popleft()
+                if box.state is State.PENDING:
+                    gate.used += 1
+                    box.num_passed = i + 1
+                    box.stamps[i + 1] = now
+                    after.queue.append(box)
+        queue, rate, passed = self._last.queue, self.rate, []
+        while queue and (rate is None or rate.next_ns <= now):
+            box = queue.popleft()
+            if box.state is State.PENDING:
+                if rate is not None:
+                    rate.take(now)
+                box.stamps[4] = now
+                passed.append(box)
+        if passed:
+            self._start(passed)
+        if queue and rate is not None:
+            self._want_pass(rate.next_ns)

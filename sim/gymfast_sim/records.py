@@ -1,0 +1,151 @@
+"""What a run was: its steps, where their time went, sandboxes and money."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from gymfast_sim.scenario import Prices
+
+
+class State(IntEnum):
+    """What a sandbox is doing; the numbers are part of the trace."""
+
+    PENDING = 0  # asked for, waits at a limit
+    STARTING = 1
+    IDLE = 2
+    WORKING = 3
+    HELD = 4  # kept by a rollout that thinks
+    RESETTING = 5
+    LOST = 6  # dead, and nobody has noticed
+    STOPPING = 7
+    GONE = 8
+
+
+class Cause(IntEnum):
+    """What a rollout spent its time on; see docs/simulator.md section 8."""
+
+    ARRIVAL = 0  # it came later than the step began
+    CAPACITY = 1  # no sandbox was asked for, or all served others
+    CLIENT = 2  # client_concurrency
+    QUOTA = 3  # max_live
+    STARTING_CAP = 4  # max_starting
+    RATE = 5  # rate_per_s
+    API = 6
+    QUEUE = 7
+    BOOT = 8
+    SETUP = 9
+    RESET = 10
+    THINK = 11
+    WORK = 12
+    RETRY = 13  # work and thought that were lost, until that was noticed
+    BACKOFF = 14
+    TRAIN = 15
+    SYNC = 16
+
+
+_USEFUL = frozenset({Cause.THINK, Cause.TRAIN, Cause.SYNC})
+_BILLED = (State.IDLE, State.WORKING, State.HELD, State.RESETTING, State.STOPPING)
+
+
+class TraceRow(NamedTuple):
+    """A sandbox (kind 0) or a rollout (kind 1) came into a state."""
+
+    time_ns: int
+    kind: int
+    number: int
+    state: int
+
+
+class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One step. `causes_ns` belong to the rollout that finished last, and sum to the step."""
+
+    start_ns: int
+    rollouts_end_ns: int
+    end_ns: int
+    causes_ns: dict[str, int]
+    num_done: int
+    num_dropped: int
+
+    @property
+    def step_s(self) -> float:
+        """From one step to the next."""
+        return (self.end_ns - self.start_ns) / 1e9
+
+    @property
+    def rollouts_s(self) -> float:
+        """Until the last rollout is done or dropped."""
+        return (self.rollouts_end_ns - self.start_ns) / 1e9
+
+    @property
+    def blocked_s(self) -> float:
+        """The part in which GPUs neither train nor sync, nor generate for the last rollout."""
+        useful = {cause.name.lower() for cause in _USEFUL}
+        return sum(ns for name, ns in self.causes_ns.items() if name not in useful) / 1e9
+
+
+class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole run; counts are of all steps."""
+
+    name: str
+    seed: int
+    replication: int
+    steps: tuple[StepRecord, ...]
+    sandbox_ns: dict[str, int]  # by state, of all sandboxes
+    num_asked: int  # creations asked for, those that were taken back included
+    num_cancelled: int
+    num_started: int  # starts that began, and prewarmed ones
+    num_start_failed: int
+    num_died: int  # under an action
+    num_expired: int  # ended by their lifetime
+    num_terminated: int
+    num_left: int  # not gone when the run ended
+    num_timeouts: int  # of actions
+    num_served: int  # times that a rollout (or an action) got a sandbox
+    num_waited: int  # those that it did not get at once
+    wait_ns: int
+    num_events: int
+    digest: str = ""  # of the trace
+    trace: tuple[TraceRow, ...] = ()
+
+    @property
+    def end_ns(self) -> int:
+        """The length of the run."""
+        return self.steps[-1].end_ns
+
+    @property
+    def mean_step_s(self) -> float:
+        """The mean of its steps."""
+        return sum(step.step_s for step in self.steps) / len(self.steps)
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Dollars of a run."""
+
+    gpu: float
+    gpu_blocked: float  # part of gpu
+    sandbox: float
+    sandbox_idle: float  # part of sandbox
+
+    @property
+    def total(self) -> float:
+        """GPUs and sandboxes."""
+        return self.gpu + self.sandbox
+
+
+def cost(record: RunRecord, prices: Prices) -> Cost:
+    """What a run costs: sandboxes from their slot (or from ready) until they are gone.
+
+    A sandbox that waits at a limit, or is dead, costs nothing.
+    """
+    billed = [*_BILLED, *([State.STARTING] if prices.starting_is_billed else [])]
+    by_state = {state: record.sandbox_ns[state.name.lower()] / 1e9 for state in billed}
+    gpu_per_s = prices.gpus * prices.gpu_per_s
+    return Cost(
+        gpu=gpu_per_s * record.end_ns / 1e9,
+        gpu_blocked=gpu_per_s * sum(step.blocked_s for step in record.steps),
+        sandbox=prices.sandbox_per_s * sum(by_state.values()),
+        sandbox_idle=prices.sandbox_per_s * by_state[State.IDLE],
+    )

@@ -1,0 +1,229 @@
+"""The store under a campaign: what is really there, and the bad way to it that each process has."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from gymfast.errors import ConflictError, NotFoundError, StoreError
+from gymfast.stores.base import Blob, copied
+from tests.campaign.simulation import KilledError, Process, Simulation
+
+WRITES = ("put", "create", "delete")
+Watch = Callable[[Process | None, str, str, bytes | None, bytes | None], None]
+
+
+@dataclass(frozen=True)
+class Troubles:
+    """How often calls fail, per kind; `lag_s` is the longest delay until a write is visible."""
+
+    refused: float = 0.0
+    lost: float = 0.0
+    late: float = 0.0
+    slow: float = 0.0
+    flip: float = 0.0
+    lag_s: float = 0.0
+
+
+class Ground:
+    """Bytes by key with their history. `watch` is told every effect: who, what, key, old, new."""
+
+    url = "sim:"
+    has_create_only = True
+    num_ahead = 0
+
+    def __init__(self, simulation: Simulation) -> None:
+        self.simulation = simulation
+        self.troubles = Troubles()
+        self.full_until_s = 0.0
+        self.watch: Watch = lambda *_: None
+        self.trace: list[tuple[float, str, str, str, str]] = []
+        self.num_faults: dict[str, int] = {}
+        self._history: dict[str, list[tuple[float, bytes | None]]] = {}
+
+    def now(self, key: str) -> bytes | None:
+        """What is really there."""
+        history = self._history.get(key)
+        return history[-1][1] if history else None
+
+    def seen(self, key: str) -> bytes | None:
+        """What a reader sees."""
+        now_s = self.simulation.now_s
+        for visible_s, blob in reversed(self._history.get(key, ())):
+            if visible_s <= now_s:
+                return blob
+        return None
+
+    def keys(self, prefix: str, look: Callable[[str], bytes | None]) -> list[str]:
+        return sorted(k for k in self._history if k.startswith(prefix) and look(k) is not None)
+
+    def effect(self, who: Process | None, operation: str, key: str, blob: bytes | None) -> None:
+        """Carries a write out; ConflictError for a create of what is there."""
+        old = self.now(key)
+        if operation == "create" and old is not None:
+            raise ConflictError(f"create '{key}': it exists already")
+        lag_s = 0.0 if "/probe/" in key else self.simulation.rng.uniform(0, self.troubles.lag_s)
+        if operation != "delete" or old is not None:
+            history = self._history.setdefault(key, [(-math.inf, None)])
+            history.append((self.simulation.now_s + lag_s, blob))
+        self.watch(who, operation, key, old, blob)
+
+    def contents(self) -> dict[str, bytes]:
+        """Everything that is really there."""
+        found = ((key, self.now(key)) for key in sorted(self._history))
+        return {key: blob for key, blob in found if blob is not None}
+
+    def restore(self, contents: dict[str, bytes]) -> None:
+        """Puts an earlier content back, unseen by `watch`."""
+        for key in self._history.keys() | contents.keys():
+            history = self._history.setdefault(key, [(-math.inf, None)])
+            history.append((self.simulation.now_s, contents.get(key)))
+
+    def note(self, who: str, operation: str, key: str, what: str) -> None:
+        self.trace.append((self.simulation.now_s, who, operation, key, what))
+
+
+class WayStore:
+    """The store as one process sees it: slow, lossy, late, sometimes cut off.
+
+    `is_atomic`: nobody else runs during a call, for caches that several processes share.
+    """
+
+    has_create_only = True
+    num_ahead = 0
+
+    def __init__(self, ground: Ground, process: Process, *, is_atomic: bool = False) -> None:
+        self.ground = ground
+        self.process = process
+        self.url = ground.url
+        self.is_atomic = is_atomic
+
+    def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
+        self._write("put", key, copied(data))
+
+    def create(self, key: str, data: Blob) -> None:
+        self._write("create", key, copied(data))
+
+    def delete(self, key: str) -> None:
+        self._write("delete", key, None)
+
+    def get(self, key: str, *, max_bytes: int) -> bytes:
+        blob = self._read("get", key)
+        if len(blob) > max_bytes:
+            raise StoreError(f"get '{key}': {len(blob)} bytes, over the limit of {max_bytes}")
+        return blob
+
+    def get_range(self, key: str, start: int, length: int) -> bytes:
+        blob = self._read("get_range", key)
+        if start + length > len(blob):
+            raise StoreError(f"get_range '{key}': it has only {len(blob)} bytes: truncated")
+        return blob[start : start + length]
+
+    def size(self, key: str) -> int:
+        return len(self._read("size", key))
+
+    def list(self, prefix: str) -> Iterator[str]:
+        self._arrive("list", prefix)
+        found = self.ground.keys(prefix, self.ground.seen)
+        self.ground.note(self.process.name, "list", prefix, f"{len(found)} keys")
+        self.ground.watch(self.process, "list", prefix, None, None)
+        return iter(found)
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def _arrive(self, operation: str, key: str) -> str:
+        """What happens to the call: "" for nothing; raises if it never gets there."""
+        process, ground = self.process, self.ground
+        if process.is_dead:
+            raise KilledError
+        if "/probe/" in key or not (self.is_atomic or process.is_running):
+            return ""
+        simulation, troubles = ground.simulation, ground.troubles
+        rng = simulation.rng
+        if not self.is_atomic:
+            is_slow = rng.random() < troubles.slow
+            simulation.pause(process, rng.expovariate(1 / 3 if is_slow else 50))
+        is_write = operation in WRITES
+        if process.cut_until_s > simulation.now_s:
+            what = rng.choice(("refused", "lost")) if is_write else "refused"
+        elif ground.full_until_s > simulation.now_s and operation in ("put", "create"):
+            what = "full"
+        else:
+            drawn = rng.random()
+            what = ""
+            for kind in ("refused", "lost", "late"):
+                drawn -= getattr(troubles, kind)
+                if drawn < 0 and not what:
+                    what = kind if is_write else "refused"
+        if what:
+            ground.num_faults[what] = ground.num_faults.get(what, 0) + 1
+        if what in ("refused", "full"):
+            ground.note(process.name, operation, key, what)
+            if not self.is_atomic and what == "refused":
+                simulation.pause(process, rng.expovariate(2))
+            text = "No space left on device" if what == "full" else "the way is bad"
+            raise StoreError(f"{operation} '{key}': {text}")
+        return what
+
+    def _write(self, operation: str, key: str, blob: bytes | None) -> None:
+        how = self._arrive(operation, key)
+        ground, process = self.ground, self.process
+        if how == "late":
+            ground.note(process.name, operation, key, "will be done later")
+            ground.simulation.at(
+                ground.simulation.rng.uniform(0.1, 60.0),
+                lambda: self._done_late(operation, key, blob),
+            )
+            raise StoreError(f"{operation} '{key}': no answer")
+        try:
+            ground.effect(process, operation, key, blob)
+        except ConflictError:
+            ground.note(process.name, operation, key, "exists")
+            ground.watch(process, "exists", key, None, None)
+            raise
+        ground.note(process.name, operation, key, how or "done")
+        if how == "lost":
+            if not self.is_atomic:
+                ground.simulation.pause(process, ground.simulation.rng.expovariate(2))
+            raise StoreError(f"{operation} '{key}': the reply is lost")
+        if not self.is_atomic and "/probe/" not in key and process.is_running:
+            ground.simulation.pause(process, ground.simulation.rng.expovariate(100))
+
+    def _done_late(self, operation: str, key: str, blob: bytes | None) -> None:
+        try:
+            self.ground.effect(self.process, operation, key, blob)
+        except ConflictError:
+            self.ground.note(self.process.name, operation, key, "late: exists")
+        else:
+            self.ground.note(self.process.name, operation, key, "late: done")
+
+    def _read(self, operation: str, key: str) -> bytes:
+        self._arrive(operation, key)
+        ground = self.ground
+        blob = ground.seen(key)
+        ground.note(
+            self.process.name, operation, key, "absent" if blob is None else f"{len(blob)} bytes"
+        )
+        ground.watch(self.process, operation, key, None, None)
+        if blob is None:
+            raise NotFoundError(f"{operation} '{key}': no such object")
+        rng = ground.simulation.rng
+        is_content = operation != "size" and blob and "/probe/" not in key
+        if is_content and ground.troubles.flip and rng.random() < ground.troubles.flip:
+            ground.note(self.process.name, operation, key, "damaged on the way")
+            ground.num_faults["flip"] = ground.num_faults.get("flip", 0) + 1
+            return damaged(blob, rng)
+        return blob
+
+
+def damaged(blob: bytes, rng) -> bytes:
+    """The bytes with a bit flipped, cut off, or with something behind them."""
+    how = rng.choice(("flip", "flip", "cut", "tail"))
+    if how == "cut":
+        return blob[: rng.randrange(len(blob))]
+    if how == "tail":
+        return blob + b"\0"
+    place = rng.randrange(len(blob))
+    return blob[:place] + bytes([blob[place] ^ 1 << rng.randrange(8)]) + blob[place + 1 :]
