@@ -7,20 +7,31 @@ import ipaddress
 import json
 import logging
 import socket
+import sys
+import threading
+import time
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from gymfast.errors import GymfastError
 
 _TIMEOUT_S = 30.0  # for a client that stops in the middle of its request
+_MAX_WAITING = 512  # connections without a whole head of a request
+MESSAGE_HEADER = "Gymfast-Message"
+_MAX_MESSAGE_CHARS = 1000
 _log = logging.getLogger(__name__)
 
 
 class KeyedServer(ThreadingHTTPServer):
     """Answers each client on a thread of its own.
 
-    With a key only requests with the header `Authorization: Bearer KEY` are answered.
+    With a key only requests with the header `Authorization: Bearer KEY` are answered. Who sends
+    the head of a request too slowly, or leaves many connections without one, is disconnected: such
+    connections keep nobody else out.
     """
+
+    request_queue_size = 128
 
     def __init__(
         self, host: str, port: int, handler: type[KeyedHandler], key: bytes | None, danger: str
@@ -32,6 +43,8 @@ class KeyedServer(ThreadingHTTPServer):
         carry; GymfastError if the address cannot be had.
         """
         self.authorization = None if key is None else bearer(key)
+        self._waiting: dict[socket.socket, float] = {}
+        self._waiting_lock = threading.Lock()
         try:
             family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             if key is None and not ipaddress.ip_address(address[0]).is_loopback:
@@ -59,9 +72,39 @@ class KeyedServer(ThreadingHTTPServer):
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
 
+    def begin_head(self, connection: socket.socket) -> None:
+        """Notes that a connection has to send the head of a request; too many, the oldest goes."""
+        with self._waiting_lock:
+            self._waiting.pop(connection, None)
+            self._waiting[connection] = time.monotonic()
+            while len(self._waiting) > _MAX_WAITING:
+                self._disconnect(next(iter(self._waiting)))
+
+    def end_head(self, connection: socket.socket) -> None:
+        """Notes that the head is there, or that the connection ends."""
+        with self._waiting_lock:
+            self._waiting.pop(connection, None)
+
+    def service_actions(self) -> None:
+        """Disconnects those whose head takes too long; called now and then by serve_forever."""
+        before_s = time.monotonic() - _TIMEOUT_S
+        with self._waiting_lock:
+            for connection in [c for c, since_s in self._waiting.items() if since_s < before_s]:
+                self._disconnect(connection)
+
+    def _disconnect(self, connection: socket.socket) -> None:
+        """Ends a connection under the thread that reads it."""
+        del self._waiting[connection]
+        with suppress(OSError):  # it has just gone by itself
+            connection.shutdown(socket.SHUT_RDWR)
+
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002
         """Logs what ended the answer to a client: its own departure, or a bug."""
-        _log.exception("no answer to %s", client_address)
+        error = sys.exc_info()[1]
+        if isinstance(error, OSError):
+            _log.info("%s is gone: %s", client_address, error)
+        else:
+            _log.exception("no answer to %s", client_address)
 
 
 class KeyedHandler(BaseHTTPRequestHandler):
@@ -70,6 +113,20 @@ class KeyedHandler(BaseHTTPRequestHandler):
     server: KeyedServer
     timeout = _TIMEOUT_S
     offer = ""
+
+    def handle_one_request(self) -> None:
+        """Answers a request; its head has to be there in time, however it is cut into packets."""
+        self.server.begin_head(self.connection)
+        try:
+            super().handle_one_request()
+        finally:
+            self.server.end_head(self.connection)
+
+    def parse_request(self) -> bool:
+        """Reads the head, as the base class does."""
+        is_whole = super().parse_request()
+        self.server.end_head(self.connection)
+        return is_whole
 
     def is_authorized(self) -> bool:
         """True if the request has the key, or none is needed; else it is refused here."""
@@ -89,6 +146,8 @@ class KeyedHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Type", "application/json")
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Connection", "close")
+        if self.command == "HEAD":  # its answer has no body
+            self.send_header(MESSAGE_HEADER, one_line(message))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)
@@ -113,3 +172,10 @@ def bearer(key: bytes) -> bytes:
             "the key has bytes that no HTTP header carries: use letters, digits and punctuation"
         )
     return b"Bearer " + key
+
+
+def one_line(text: str) -> str:
+    """The text as ASCII that a header or an error can carry, cut off where it is long."""
+    ascii_text = text.encode("ascii", "backslashreplace").decode()
+    line = "".join(char if char.isprintable() else " " for char in ascii_text)
+    return line[:_MAX_MESSAGE_CHARS].strip()

@@ -54,6 +54,15 @@ _MIN_BYTES_PER_S = 2 << 20
     help="Seconds for which an answer of STORE counts.",
 )
 @bwlimit_option
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(min=0, min_open=True),
+    default=20.0,
+    show_default=True,
+    metavar="S",
+    help="Give up a relay that STORE is after S seconds of silence.",
+)
 @with_output
 def command(
     output: Output,
@@ -65,6 +74,7 @@ def command(
     cache_gb: float,
     freshness: float,
     bwlimit: int | None,
+    timeout_s: float,
 ) -> None:
     """Serve STORE to the readers of a site, each object fetched once.
 
@@ -83,7 +93,8 @@ def command(
             f"--bwlimit of a relay is at least {_MIN_BYTES_PER_S >> 20}M: its readers wait for a "
             "piece of 8 MiB, and give up after a minute"
         )
-    upstream, num_bytes = limited(open_store(store), bwlimit), int(cache_gb * 1e9)
+    upstream, num_bytes = limited(open_store(store, relay_timeout_s=timeout_s), bwlimit)
+    num_bytes = int(cache_gb * 1e9)
     relay = RelayCache(upstream, max_bytes=num_bytes, folder=cache_dir, freshness_s=freshness)
     key = read_frame_key(key_file)
     try:

@@ -29,13 +29,14 @@ __all__ = [
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(.*)", re.DOTALL)
 
 
-def open_store(url: str | os.PathLike[str]) -> Store:
+def open_store(url: str | os.PathLike[str], *, relay_timeout_s: float | None = None) -> Store:
     """The store behind `memory:NAME`, `file:/PATH`, a plain path, or a URL (docs/stores.md).
 
     URLs are `s3://BUCKET/PREFIX`, `gs://BUCKET/PREFIX`, `az://CONTAINER/PREFIX`, `https://` or
     `http://` to read, `modal-volume://NAME/PREFIX`, `fsspec+PROTOCOL://SERVER/PATH` and
     `relay://HOST:PORT[,STORE]`. A path is taken literally (no percent decoding, no `~`); its folder
-    is made by the first put. Nothing is asked of a store here.
+    is made by the first put. Nothing is asked of a store here. A relay may be
+    silent for `relay_timeout_s` (default: 60 s).
     Raises ValueError for an unusable address, MissingDependencyError for a store that is not
     installed: the text says what it needs, StoreError for unusable settings in the environment.
     """
@@ -53,7 +54,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     if scheme == "modal-volume":
         return _modal_volume(text, rest)
     if scheme == "relay":
-        return _relay(text, rest)
+        return _relay(text, rest, relay_timeout_s)
     if scheme.startswith("fsspec+"):
         from gymfast.stores.fsspec_store import FsspecStore
 
@@ -77,14 +78,14 @@ def _modal_volume(url: str, rest: str) -> Store:
     return ModalVolumeStore(name, prefix.rstrip("/"))
 
 
-def _relay(url: str, rest: str) -> Store:
+def _relay(url: str, rest: str, timeout_s: float | None) -> Store:
     """The store behind relay://HOST:PORT, or relay://HOST:PORT,STORE with what it fetches from.
 
     The key of the relay is in the file that GYMFAST_RELAY_KEY_FILE names.
     """
     from gymfast.key_file import read_shared_key_file
     from gymfast.stores.fallback import FallbackStore
-    from gymfast.stores.remote import RemoteStore
+    from gymfast.stores.remote import TIMEOUT_S, RemoteStore
 
     if not rest.startswith("//"):
         raise ValueError(f"store '{url}': expected relay://HOST:PORT or relay://HOST:PORT,STORE")
@@ -96,8 +97,10 @@ def _relay(url: str, rest: str) -> Store:
         raise ValueError(
             f"GYMFAST_RELAY_KEY_FILE is '{key_file}', which cannot be read: {error.strerror}"
         ) from error
-    relay = RemoteStore(address, key)
-    return FallbackStore(relay, open_store(behind)) if behind else relay
+    relay = RemoteStore(address, key, timeout_s=timeout_s or TIMEOUT_S)
+    if not behind:
+        return relay
+    return FallbackStore(relay, open_store(behind, relay_timeout_s=timeout_s))
 
 
 def _file_path(url: str, rest: str) -> str:

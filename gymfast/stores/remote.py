@@ -12,7 +12,7 @@ from http import HTTPStatus
 from urllib.parse import quote
 
 from gymfast.errors import ConflictError, NotFoundError, StoreError
-from gymfast.keyed_http import bearer
+from gymfast.keyed_http import MESSAGE_HEADER, bearer
 from gymfast.stores.base import Blob, check_key, check_prefix, check_range, copied
 from gymfast.stores.store_server import OBJECTS
 
@@ -196,7 +196,9 @@ class RemoteStore:
         status = answer.status
         if status in _EXPECTED:
             return
-        said = "" if method == "HEAD" else _message_of(answer)
+        is_told_in_head = method == "HEAD"
+        said = answer.getheader(MESSAGE_HEADER, "") if is_told_in_head else _message_of(answer)
+        said = _printable(said)
         where = f"{operation} '{key}' in {self.url}"
         if status == HTTPStatus.NOT_FOUND:
             raise NotFoundError(f"{where}: no such object" + (f" ({said})" if said else ""))

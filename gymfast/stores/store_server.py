@@ -97,6 +97,8 @@ class _Handler(KeyedHandler):
     def _answer(self, work: Callable[[], None]) -> None:
         if not self.is_authorized():
             return
+        if self._has_unread_body():
+            self.close_connection = True
         try:
             work()
         except _RefusedError as refusal:
@@ -110,6 +112,13 @@ class _Handler(KeyedHandler):
         except GymfastError as error:
             _log.warning("%s %s: %s", self.command, self.path, error)
             self.reply(HTTPStatus.BAD_GATEWAY, str(error))
+
+    def _has_unread_body(self) -> bool:
+        """True if bytes follow that nobody reads here: they must not become the next request."""
+        is_put = self.command == "PUT"
+        return "Transfer-Encoding" in self.headers or (
+            "Content-Length" in self.headers and not is_put
+        )
 
     def _get(self) -> None:
         parts = urlsplit(self.path)

@@ -8,6 +8,7 @@ for ever, as it might have been damaged on the way.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -20,7 +21,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
-from gymfast.errors import NotFoundError, StoreError
+from gymfast.errors import ConflictError, NotFoundError, StoreError
 from gymfast.stores.base import Blob, Store, check_key, check_prefix, check_range
 from gymfast.sync.manifest import MAX_OBJECT_BYTES, MAX_RECORD_BYTES, MAX_SMALL_RECORD_BYTES
 
@@ -29,6 +30,9 @@ FRESHNESS_S = 0.25
 """How long an answer about what may change counts."""
 _RECORD_FRESHNESS_S = 10.0
 _AHEAD = 3  # pieces that are fetched before they are asked for
+_PAUSES_S = (0.05, 0.3)  # before a call that failed at once is made again
+_SILENCE_S = 5.0  # a call that failed later than this is not made again: others wait for it
+_NUM_TRIES = 3  # of an object that arrives with other bytes than its name says
 _MAX_FILES = 512
 _MAX_ANSWERS = 4096
 _log = logging.getLogger(__name__)
@@ -73,6 +77,7 @@ class RelayCache:
         self._objects: OrderedDict[str, _Object] = OrderedDict()
         self._answers: OrderedDict[tuple[str, str], tuple[float, Future[Any]]] = OrderedDict()
         self._pool = ThreadPoolExecutor(_AHEAD, "gymfast-relay")
+        self._is_closed = threading.Event()
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         if not is_of_reader(check_key(key)):
@@ -96,9 +101,21 @@ class RelayCache:
         check_range(start, length)
         if not _is_object(check_key(key)):
             return self._slice(key, self._whole(key), start, length)
-        held = self._object(key)
-        if start + length > held.size:
-            raise self._truncated(key, start, length, held.size)
+        for _ in range(_NUM_TRIES):
+            held = self._object(key)
+            if start + length > held.size:
+                raise self._truncated(key, start, length, held.size)
+            try:
+                return self._read(held, start, length)
+            except _DamagedError as error:
+                damage = error
+        raise StoreError(
+            f"'{key}' from {self.upstream.url} has SHA-256 {damage}: its bytes were damaged there "
+            "or on the way; they are fetched anew when they are asked for again"
+        ) from damage
+
+    def _read(self, held: _Object, start: int, length: int) -> bytes:
+        """Bytes of an object; pieces that are not there are fetched, and some behind them."""
         last = max(start + length - 1, start) // PIECE_BYTES
         for index in range(last + 1, min(last + 1 + _AHEAD, held.num_pieces)):
             self._pool.submit(self._fetch_ahead, held, index)
@@ -114,7 +131,7 @@ class RelayCache:
 
     def list(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix)
-        return iter(self._fresh("list", prefix, lambda: tuple(self.upstream.list(prefix))))
+        return iter(self._fresh("list", prefix, lambda: self._listed(prefix)))
 
     def delete(self, key: str) -> None:
         if not is_of_reader(check_key(key)):
@@ -127,6 +144,7 @@ class RelayCache:
 
     def close(self) -> None:
         """Ends fetching ahead, and gives the disk back."""
+        self._is_closed.set()
         self._pool.shutdown(cancel_futures=True)
         with self._lock:
             self._objects.clear()
@@ -148,9 +166,27 @@ class RelayCache:
         return self._fresh("get", key, lambda: self._counted_get(key, limit))
 
     def _counted_get(self, key: str, limit: int) -> bytes:
-        blob = self.upstream.get(key, max_bytes=limit)
+        blob = self._patiently(lambda: self.upstream.get(key, max_bytes=limit))
         self._count(len(blob))
         return blob
+
+    def _listed(self, prefix: str) -> tuple[str, ...]:
+        return self._patiently(lambda: tuple(self.upstream.list(prefix)))
+
+    def _patiently(self, work: Callable[[], _T]) -> _T:
+        """What upstream says; where a line broke it is asked again, before readers go there."""
+        begin_s = time.monotonic()
+        for pause_s in _PAUSES_S:
+            try:
+                return work()
+            except (NotFoundError, ConflictError):
+                raise
+            except StoreError as error:
+                if time.monotonic() - begin_s > _SILENCE_S:
+                    raise
+                _log.info("asked again: %s", error)
+            self._is_closed.wait(pause_s)
+        return work()
 
     def _fresh(self, operation: str, name: str, fetch: Callable[[], _T]) -> _T:
         """The answer of upstream, one call for all who ask within the freshness limit."""
@@ -196,7 +232,7 @@ class RelayCache:
             if held is not None:
                 self._objects.move_to_end(key)
                 return held
-        size: int = self._fresh("size", key, lambda: self.upstream.size(key))
+        size: int = self._fresh("size", key, lambda: self._sized(key))
         if size > MAX_OBJECT_BYTES:
             raise StoreError(
                 f"'{key}' in {self.upstream.url} has {size} bytes, no object has over "
@@ -209,6 +245,9 @@ class RelayCache:
                 self._evict()
             return held
 
+    def _sized(self, key: str) -> int:
+        return self._patiently(lambda: self.upstream.size(key))
+
     def _evict(self) -> None:
         """Lets go of the objects that were not used for longest; who reads one keeps its file."""
         kept = sum(each.size for each in self._objects.values())
@@ -218,28 +257,50 @@ class RelayCache:
             kept -= self._objects.popitem(last=False)[1].size
 
     def _piece(self, held: _Object, index: int) -> bytes:
+        """A piece, fetched by one of all who ask. Raises _DamagedError once for a bad object."""
+
         def fetch() -> None:
             start = index * PIECE_BYTES
-            piece = self.upstream.get_range(held.key, start, min(PIECE_BYTES, held.size - start))
+            length = min(PIECE_BYTES, held.size - start)
+            piece = self._patiently(lambda: self.upstream.get_range(held.key, start, length))
             self._count(len(piece))
-            held.write(index, piece)
+            self._keep(held, index, piece)
 
         try:
             held.have(index, fetch)
             return held.read(index)
-        except _DamagedError as error:
+        except _DamagedError:
             with self._lock:
                 if self._objects.get(held.key) is held:
                     del self._objects[held.key]
-            raise StoreError(
-                f"'{held.key}' from {self.upstream.url} has SHA-256 {error}: its bytes were "
-                "damaged there or on the way; they are fetched anew when they are asked for again"
-            ) from error
+            raise
+
+    def _keep(self, held: _Object, index: int, piece: bytes) -> None:
+        """Writes a piece; on a full disk what was not used for longest goes first."""
+        while True:
+            try:
+                held.write(index, piece)
+                return
+            except OSError as error:
+                if error.errno == errno.ENOSPC and self._let_go_of_another(held):
+                    continue
+                raise StoreError(
+                    f"the relay cannot keep '{held.key}': {error.strerror}: give it more room "
+                    "(--cache-dir), or let it keep less (--cache-gb)"
+                ) from error
+
+    def _let_go_of_another(self, held: _Object) -> bool:
+        with self._lock:
+            others = (key for key, each in self._objects.items() if each is not held)
+            oldest = next(others, None)
+            if oldest is not None:
+                del self._objects[oldest]
+        return oldest is not None
 
     def _fetch_ahead(self, held: _Object, index: int) -> None:
         try:
             self._piece(held, index)
-        except StoreError as error:
+        except (StoreError, _DamagedError) as error:
             _log.info("fetching ahead: %s", error)  # whoever asks for the piece meets it
 
     def _count(self, num_bytes: int) -> None:
@@ -303,17 +364,14 @@ class _Object:
         future.result()
 
     def write(self, index: int, piece: bytes) -> None:
-        """Keeps a piece; raises _DamagedError if that completes other bytes than the name says."""
-        try:
-            written = 0
-            while written < len(piece):  # a disk that fills up takes a part without an error
-                place = index * PIECE_BYTES + written
-                written += os.pwrite(self._file.fileno(), memoryview(piece)[written:], place)
-        except OSError as error:
-            raise StoreError(
-                f"the relay cannot keep '{self.key}': {error.strerror}: give it more room "
-                "(--cache-dir), or let it keep less (--cache-gb)"
-            ) from error
+        """Keeps a piece.
+
+        Raises _DamagedError if that completes other bytes than the name says, OSError of the disk.
+        """
+        written = 0
+        while written < len(piece):  # a disk that fills up takes a part without an error
+            place = index * PIECE_BYTES + written
+            written += os.pwrite(self._file.fileno(), memoryview(piece)[written:], place)
         with self._lock:
             self._written.add(index)
             while self._num_hashed in self._written:

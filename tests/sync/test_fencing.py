@@ -278,6 +278,36 @@ def test_a_claim_that_arrives_where_retention_was_is_made_again():
     assert_same(live, states[6])
 
 
+@pytest.mark.parametrize("how", ["before", "after"])
+def test_a_claim_that_finds_its_place_taken_survives_a_fault_at_any_call(how):
+    """Somebody else's claim comes first, and one call of ours fails, each in turn."""
+    number = 0
+    while True:
+        number += 1
+        store, rivals = FaultyStore(MemoryStore()), []
+        publisher(store).publish(make_weights())
+
+        def fault(n: int, operation: str, key: str, store=store, out=rivals, number=number) -> str:
+            if operation == "create" and key == KEYS.record(3) and not out:
+                out.append(publisher(store.inner, label="rival"))
+            return how if n == number else ""
+
+        store.arm(fault)
+        try:
+            mine = publisher(store, clock=ManualClock(), timeout_s=5.0)
+        except StoreError:  # before or after the claim: whoever asked starts again
+            continue
+        assert rivals
+        is_past_the_end = len(store.calls) < number
+        store.arm(None)
+        with pytest.raises(ConflictError, match="fenced"):
+            rivals[0].publish(make_weights(1))
+        assert mine.publish(make_weights(2)).epoch == 3
+        if is_past_the_end:
+            break
+    assert number > 8
+
+
 def test_a_claim_ends_with_the_deadline():
     class Dead(PassThroughStore):
         def create(self, key, data):

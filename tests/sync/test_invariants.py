@@ -74,6 +74,34 @@ def test_i30_missed_versions_are_replayed_or_an_anchor_is_loaded_as_one_install(
     assert_same(live, states[absent])
 
 
+@pytest.mark.long
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("anchor_every", [7, 40, 256])
+def test_i30_every_number_of_missed_versions_from_1_to_300_is_one_exact_install(anchor_every):
+    """Reader k follows up to version 300 - k and is then away; all come back at the end."""
+    store, states = MemoryStore(), history(300, num_tensors=2, size=20)
+    source = publisher(store, anchor_every=anchor_every, keep=400)
+    followers = []
+    for version, weights in enumerate(states[:-1]):
+        source.publish(weights)
+        live = zeros_like(weights)
+        follower = reader(store, live, reader_id=f"r{version}")
+        assert follower.pull().version == version
+        followers.append((version, live, follower))
+    source.publish(states[300])
+    for version, live, follower in followers:
+        installs, write = [], follower._installer._target.write
+
+        def counted(frames, *, is_known, installs=installs, write=write):
+            installs.append(len(frames))
+            return write(frames, is_known=is_known)
+
+        follower._installer._target.write = counted
+        report = follower.pull()
+        assert (report.from_version, report.version, len(installs)) == (version, 300, 1)
+        assert_same(live, states[300])
+
+
 @pytest.mark.parametrize("position", [0, 1, 100, 599, -1])
 def test_i31_a_base_with_one_flipped_byte_is_refused_before_any_write(position, tmp_path):
     """Also where the flip comes after the reader has looked: the apply looks again."""
@@ -94,7 +122,10 @@ def test_i31_a_base_with_one_flipped_byte_is_refused_before_any_write(position, 
         assert path.read_bytes() == blob, "nothing was written"
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize(
+    "seed",
+    [*range(6), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(6, 300))],
+)
 def test_i34_partial_late_and_reordered_visibility_only_delays(seed):
     """Every key becomes visible on its own after up to 5 s; replaced objects are stale."""
     rng = np.random.default_rng(seed)

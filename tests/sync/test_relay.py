@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gymfast.errors import NotFoundError, StoreError
+from gymfast.errors import GymfastError, NotFoundError, StoreError
 from gymfast.stores import FileStore, MemoryStore, open_store
 from gymfast.stores.store_server import StoreServer
 from gymfast.sync import LiveTarget, Publisher, Subscriber
@@ -228,6 +229,76 @@ def test_a_relay_whose_long_way_is_cut_says_so_and_is_exact_afterwards() -> None
         assert_same(live, states[1])
 
 
+class BreakingStore(CountingStore):
+    """A long way on which each call breaks `num_breaks` times, without a byte."""
+
+    num_breaks = 0
+
+    def _count(self, operation: str, key: str, blob: bytes = b"") -> bytes:
+        with self.lock:
+            self.calls["try " + operation, key] += 1
+            if self.calls["try " + operation, key] <= self.num_breaks:
+                raise StoreError(f"{operation} '{key}': the line broke")
+        return super()._count(operation, key, blob)
+
+
+def test_a_line_that_breaks_is_tried_again_before_readers_are_told(monkeypatch) -> None:
+    monkeypatch.setattr("gymfast.sync.relay._PAUSES_S", (0.01, 0.01))
+    inner = MemoryStore()
+    states = history(2, size=5000)
+    source = publisher(inner)
+    for state in states:
+        source.publish(state)
+    upstream = BreakingStore(inner)
+    upstream.num_breaks = 2
+    with relaying(upstream) as server:
+        live = zeros_like(states[0])
+        follower = reader(open_store(server.url), live, timeout_s=0.01)
+        assert follower.pull().version == 2
+        assert_same(live, states[2])
+    fetched = objects_of(upstream.num_bytes)
+    assert fetched
+    assert all(n == inner.size(key) for key, n in fetched.items())
+
+
+def test_a_line_that_stays_broken_is_told_with_its_reason_also_for_a_size(monkeypatch) -> None:
+    monkeypatch.setattr("gymfast.sync.relay._PAUSES_S", (0.01, 0.01))
+    upstream = BreakingStore(MemoryStore())
+    upstream.inner.put("r/log/x", b"1")
+    upstream.num_breaks = 100
+    key = f"r/objects/{1:020d}/{'0' * 64}"
+    with relaying(upstream) as server:
+        store = open_store(server.url)
+        for ask in (
+            lambda: store.size(key),
+            lambda: store.size("r/log/x"),
+            lambda: store.get_range(key, 0, 1),
+            lambda: list(store.list("r/")),
+        ):
+            with pytest.raises(StoreError, match=r"the line broke \(status 502\)"):
+                ask()
+    assert max(upstream.calls.values()) <= 6, "three times for each that asks"
+
+
+def test_a_silent_line_is_not_waited_for_again(monkeypatch) -> None:
+    """Those who wait for a relay have a limit of their own."""
+    now = [0.0]
+    monkeypatch.setattr("gymfast.sync.relay.time.monotonic", lambda: now[0])
+    upstream = CountingStore(MemoryStore())
+
+    def silent(operation: str, key: str, blob: bytes = b"") -> bytes:
+        upstream.calls[operation, key] += 1
+        now[0] += 20.0
+        raise StoreError("timed out")
+
+    monkeypatch.setattr(upstream, "_count", silent)
+    relay = RelayCache(upstream, max_bytes=MAX_OBJECT_BYTES)
+    with pytest.raises(StoreError, match="timed out"):
+        relay.size(f"r/objects/{1:020d}/{'0' * 64}")
+    assert sum(upstream.calls.values()) == 1
+    relay.close()
+
+
 def test_R69_objects_let_go_while_they_are_read_stay_whole() -> None:
     inner = MemoryStore()
     keys = []
@@ -245,6 +316,48 @@ def test_R69_objects_let_go_while_they_are_read_stay_whole() -> None:
         list(pool.map(read, range(4)))
     assert relay.status()["kept_objects"] <= 512
     relay.close()
+
+
+@contextmanager
+def small_disk(path: Path, size: str) -> Iterator[Path]:
+    path.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(path)]
+    mount = subprocess.run(command, capture_output=True, text=True, check=False)
+    if mount.returncode:
+        pytest.skip(f"needs kernel feature mount: {mount.stderr.strip()}")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def test_a_relay_whose_disk_is_full_lets_go_of_older_objects(tmp_path: Path) -> None:
+    inner = MemoryStore()
+    states = history(6, num_tensors=2, size=20_000)
+    source = publisher(inner)
+    upstream = CountingStore(inner)
+    with small_disk(tmp_path / "disk", "400k") as disk, relaying(upstream, folder=disk) as server:
+        for state in states:
+            source.publish(state, anchor=True)
+            pull_all(server.url, state)
+        fetched = objects_of(upstream.num_bytes)
+        assert sum(fetched.values()) > 2 * 400 * 1024, "not all of them fit"
+        assert all(n == inner.size(key) for key, n in fetched.items())
+
+
+def test_where_the_disk_of_a_relay_is_too_small_readers_go_on_with_the_store(
+    tmp_path: Path,
+) -> None:
+    states = history(1, num_tensors=2, size=20_000)
+    inner = FileStore(tmp_path / "store")
+    publisher(inner).publish(states[1])
+    with small_disk(tmp_path / "disk", "64k") as disk, relaying(inner, folder=disk) as server:
+        live = zeros_like(states[1])
+        follower = reader(open_store(server.url), live, timeout_s=0.5)
+        with pytest.raises(GymfastError, match=r"cannot keep .*No space left.*--cache-dir"):
+            follower.pull()
+        assert_same(live, zeros_like(states[1]))
+        pull_all(f"{server.url},{inner.url}", states[1])
 
 
 @contextmanager

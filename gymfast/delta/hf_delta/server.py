@@ -50,9 +50,11 @@ class _Handler(KeyedHandler):
     offer = f"POST {ENDPOINT}"
 
     def do_POST(self) -> None:  # noqa: N802 - the name that http.server calls
+        if not self.is_authorized():
+            return
         if self.path != ENDPOINT:
             self.reply(HTTPStatus.NOT_FOUND, f"{self.path} is not there, expected {ENDPOINT}")
-        elif self.is_authorized():
+        else:
             self._pull()
 
     def _pull(self) -> None:
