@@ -93,7 +93,7 @@ def command(
             f"--bwlimit of a relay is at least {_MIN_BYTES_PER_S >> 20}M: its readers wait for a "
             "piece of 8 MiB, and give up after a minute"
         )
-    upstream, num_bytes = limited(open_store(store, relay_timeout_s=timeout_s), bwlimit)
+    upstream = limited(open_store(store, relay_timeout_s=timeout_s), bwlimit)
     num_bytes = int(cache_gb * 1e9)
     relay = RelayCache(upstream, max_bytes=num_bytes, folder=cache_dir, freshness_s=freshness)
     key = read_frame_key(key_file)

@@ -277,13 +277,14 @@ BOUNDED_CHANNELS = {
     "threaded.py _work": "a thread that waits for work: close gives it its end",
 }
 BOUNDED_STORES = {
+    "fsspec_calls.py _serve": "a daemon thread that waits for work",
     "modal_volume.py run": "what it waits for has a time limit of its own",
     "objects.py _get_parts": "requests of obstore have time-outs",
 }
 BOUNDED_SYNC = {
     "fetcher.py _require_kept": "a look at a store, which has deadlines of its own",
     "lease.py _write": "a write to a store that is near",
-    "log.py _if_sound": "a read of a store, which has deadlines of its own",
+    "log.py _settled": "a read of a store, which has deadlines of its own",
     "objects.py _in_order": "a read of a store, which has deadlines of its own",
     "objects.py _take": "a put to a store, which has deadlines of its own",
     "relay.py _fresh": "a read of a store, which has deadlines of its own",
