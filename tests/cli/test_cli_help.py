@@ -117,7 +117,13 @@ FOREIGN = {
 def test_R73_every_option_in_the_docs_exists() -> None:
     options = {name for c in ALL_COMMANDS.values() for p in c.params for name in p.opts}
     options |= FOREIGN | {"--help", "--version"}
-    for source in (*ROOT.glob("benchmarks/**/*.py"), *ROOT.glob("tests/campaign/*.py")):
+    scripts = (
+        "benchmarks/**/*.py",
+        "tests/campaign/*.py",
+        "tests/triton/*.py",
+        "tests/conftest.py",
+    )
+    for source in (path for pattern in scripts for path in ROOT.glob(pattern)):
         options |= set(re.findall(r'"(--[a-z-]+)"', source.read_text()))
     for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")):
         assert option_hints(page.read_text()) <= options, page
