@@ -100,6 +100,8 @@ def test_R73_every_option_in_help_or_message_exists() -> None:
 
 # Of pip, slime, SGLang and vLLM; docs/integrations is left to the frameworks.
 FOREIGN = {
+    "--api-key",
+    "--api-server-count",
     "--config-settings",
     "--custom-megatron-init-path",
     "--custom-weight-loader",
@@ -110,6 +112,8 @@ FOREIGN = {
     "--max-lora-rank",
     "--max-loras",
     "--max-loras-per-batch",
+    "--middleware",
+    "--tokenizer-worker-num",
     "--weight-transfer-config",
 }
 
