@@ -36,7 +36,7 @@ def walk_commands(
     """Every command and group with its path."""
     yield path, command
     if isinstance(command, click.Group):
-        context = click.Context(command)
+        context = click.Context(command, **command.context_settings)
         for name in command.list_commands(context):
             found = command.get_command(context, name)
             assert found is not None

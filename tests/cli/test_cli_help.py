@@ -68,7 +68,7 @@ def test_every_example_parses(path: tuple[str, ...], tmp_path, monkeypatch) -> N
         command: click.Command = cli
         context = None
         while isinstance(command, click.Group):
-            context = click.Context(command, context)
+            context = click.Context(command, context, **command.context_settings)
             found = command.get_command(context, words.pop(0))
             assert found is not None, call
             command = found
