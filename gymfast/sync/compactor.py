@@ -21,7 +21,7 @@ from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
 from gymfast.sync.machine import State
 from gymfast.sync.objects import DEFAULT_OBJECT_BYTES, check_object_bytes
-from gymfast.sync.signatures import Key, check_signing_key
+from gymfast.sync.signatures import Key, check_signing_key, reading_key
 from gymfast.sync.subscriber import Subscriber
 
 DEFAULT_EVERY = 8
@@ -141,7 +141,7 @@ class Compactor:
                 target,
                 staging_dir=self._folder,
                 timeout_s=settings.timeout_s,
-                key=self._log.key,
+                key=reading_key(self._log.key),
                 clock=self._clock,
             )
         except BaseException:

@@ -35,6 +35,11 @@ class Ed25519Keys:
         """True if there is a private key."""
         return self._private is not None
 
+    @property
+    def public_half(self) -> Ed25519Keys:
+        """The trusted keys, without one that signs."""
+        return Ed25519Keys(self._public, None)
+
     def sign(self, data: bytes) -> str:
         """The signature as it stands in `mac`; ValueError without a private key."""
         if self._private is None:
@@ -84,6 +89,11 @@ def check_signing_key(key: Key | None) -> Key | None:
     if isinstance(found, Ed25519Keys) and not found.can_sign:
         found.sign(b"")
     return found
+
+
+def reading_key(key: Key | None) -> Key | None:
+    """What of a key a reader needs."""
+    return key.public_half if isinstance(key, Ed25519Keys) else key
 
 
 def mac_of(data: bytes, key: Key) -> str:

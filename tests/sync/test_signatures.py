@@ -335,3 +335,12 @@ def test_without_the_package_the_error_names_the_extra() -> None:
 def test_a_compactor_needs_the_private_key(store, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="public keys only"):
         Compactor(store, RUN, tmp_path, key=PUBLIC)
+
+
+def test_a_compactor_with_the_private_key_is_not_told_to_have_less(store, tmp_path, caplog) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        Compactor(store, RUN, tmp_path, key=PRIVATE) as compactor,
+    ):
+        list(compactor.work())
+    assert "private" not in caplog.text
