@@ -174,7 +174,7 @@ class Elastic(_Settings, frozen=True, kw_only=True, tag="elastic"):
 
 
 class KeepWarm(_Settings, frozen=True, kw_only=True, tag="keep-warm"):
-    """Elastic, but `warm` sandboxes stay while the trainer works."""
+    """Elastic, but at least `warm` sandboxes, shared evenly by the classes, at all times."""
 
     warm: int
     max_size: int
