@@ -122,13 +122,19 @@ class Fetcher:
         plan = failure = None
         try:
             plan = self._plan(target, costs)
-        except ChainError as error:
+        except (ChainError, NotFoundError) as error:
+            if isinstance(error, NotFoundError) and not self._log.damage:
+                raise
             failure = error
         is_broken = failure is not None or bool(self._log.damage)
         if self._folds.look_if_useful(None if is_broken else plan, target):
             if is_broken:
                 self._view.reload()
-            return self._plan(target, costs)
+            try:
+                return self._plan(target, costs)
+            except (ChainError, NotFoundError):
+                if plan is None:  # else folds led into a part of the log without that version
+                    raise
         if plan is None:
             raise failure or ChainError("there is no plan")
         return plan
@@ -158,8 +164,20 @@ class Fetcher:
         Waits for the answer, and forgets it: it holds for as long as the lease.
         """
         guard, self._guard = self._guard, None
-        if guard is not None and guard.result() > plan.first_seq:
-            raise _PlanAgainError("retention was faster")
+        if guard is None or guard.result() <= plan.first_seq:
+            return
+        first = plan.steps[0]
+        if isinstance(first.record, FoldRecord):  # kept for another reader, or made too late
+            what = f"retention has passed the base of the fold to version {first.record.version}"
+            raise self._give_up(first, what)
+        raise _PlanAgainError("retention was faster")
+
+    def _look_at_mark(self, plan: Plan) -> None:
+        """As `_require_kept`, while bytes come: these need no mark, so one that fails is let be."""
+        try:
+            self._require_kept(plan)
+        except StoreError as error:
+            _log.warning("run '%s': no look at the floor: %s", self._log.keys.run, error)
 
     def _is_gone(self, plan: Plan) -> bool:
         """True if retention may have deleted what the plan needs, by a look after the lease."""
@@ -196,7 +214,7 @@ class Fetcher:
             nonlocal furthest
             self._lease.renew()
             if self._guard is not None and self._guard.is_here:
-                self._require_kept(plan)
+                self._look_at_mark(plan)
             self._num_bytes += num_bytes
             if self._num_bytes > furthest:  # bytes that a repetition brings again are no progress
                 furthest = self._num_bytes

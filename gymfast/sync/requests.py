@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -40,10 +41,13 @@ class Requests:
         num_threads = min(REQUESTS_PER_AHEAD * store.num_ahead, MAX_REQUESTS)
         self._num_threads = 1 if in_order else num_threads
         self._threads: ThreadPoolExecutor | None = None
+        self._pid = os.getpid()
 
     @property
     def threads(self) -> ThreadPoolExecutor | None:
-        """The threads; None for a store that is near."""
+        """The threads; None for a store that is near. A forked process has none of those before."""
+        if self._pid != os.getpid():
+            self._threads, self._pid = None, os.getpid()
         if self._threads is None and self.is_far:
             self._threads = ThreadPoolExecutor(self._num_threads, "gymfast-ask")
         return self._threads

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from gymfast.errors import ChainError, GymfastError
+from gymfast.errors import ChainError, FormatError, GymfastError
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
 from gymfast.sync.bandwidth import limited
@@ -194,7 +194,8 @@ class Subscriber:
             self._last_error = ""
         except BaseException as error:
             self._last_error = str(error)
-            self._fetcher.distrust(staged.plan)
+            if isinstance(error, ChainError | FormatError):  # a full disk says nothing of frames
+                self._fetcher.distrust(staged.plan)
             raise
         finally:
             self._view.set_applied(self._installer.applied)

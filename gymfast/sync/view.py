@@ -10,8 +10,9 @@ from itertools import count
 from gymfast.errors import ChainError, FormatError, NotFoundError
 from gymfast.sync.chain import Costs, Entry, Plan, Tip, end_of, follow, is_full, needs_no_base, plan
 from gymfast.sync.clock import Clock
+from gymfast.sync.folds import read_useful
 from gymfast.sync.log import Found, Log
-from gymfast.sync.manifest import EpochRecord, FoldRecord, VersionRecord
+from gymfast.sync.manifest import COUNT_MAX, EpochRecord, FoldRecord, VersionRecord
 from gymfast.sync.requests import Pending
 from gymfast.sync.watching import watch
 
@@ -75,8 +76,11 @@ class View:
 
     @property
     def can_watch(self) -> bool:
-        """True if the place of the next record is known, and the store far: else looks will do."""
-        return self._end is not None and self._log.requests.is_far
+        """True if the next record may come to a place that is known, and the store is far.
+
+        Else looks will do. A damaged record is there already: waiting for it would not wait.
+        """
+        return self._end is not None and not self._is_damaged and self._log.requests.is_far
 
     def watch(self, interval_s: float, timeout_s: float) -> None:
         """Returns once the next record can be read, or that time has passed.
@@ -134,8 +138,14 @@ class View:
             self.advance(tip)
 
     def reload(self) -> None:
-        """Forgets the entries and begins with the newest full state."""
+        """Forgets the entries and begins with the newest full state, past damage by a fold."""
         entries = self._log.load(starts=self._starts)
+        if self._log.damage and not self._starts:
+            damage, found = self._log.damage, read_useful(self._log, self.newest or 0, COUNT_MAX)
+            self.folds += tuple(fold for fold in found if needs_no_base(fold))
+            if self._starts:
+                entries = self._log.load(starts=self._starts)
+                self._log.damage = self._log.damage or damage
         self._check_continues(entries)
         if entries and (self.held is None or entries[-1].tip.seq >= self.held.seq):
             self.entries = self._after_applied(entries)
