@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from gymfast.errors import ChainError, FormatError, GymfastError
+from gymfast.errors import BudgetError, ChainError, DeadlineError, GymfastError, StoreError
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
 from gymfast.sync.bandwidth import limited
@@ -32,6 +32,7 @@ from gymfast.sync.view import View
 
 _FIRST_PAUSE_S = 0.05
 _LONGEST_PAUSE_S = 2.0
+_NO_FAULT_OF_FRAMES = (StoreError, BudgetError, DeadlineError, OSError, MemoryError)
 _log = logging.getLogger(__name__)
 
 
@@ -194,7 +195,7 @@ class Subscriber:
             self._last_error = ""
         except BaseException as error:
             self._last_error = str(error)
-            if isinstance(error, ChainError | FormatError):  # a full disk says nothing of frames
+            if isinstance(error, Exception) and not isinstance(error, _NO_FAULT_OF_FRAMES):
                 self._fetcher.distrust(staged.plan)
             raise
         finally:
