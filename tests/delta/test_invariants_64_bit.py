@@ -193,7 +193,7 @@ def lane_of(data: np.ndarray, units: np.ndarray, unit_bytes: int) -> int:
 def test_I15_the_core_is_built_with_conversion_warnings_and_ci_makes_them_errors() -> None:
     text = (ROOT / "CMakeLists.txt").read_text()
     core = re.search(r"foreach\(target ([^)]*)\)(.*?)endforeach", text, re.DOTALL)
-    parts = [f"gymfast_{part}" for part in ("format", "cpu", "nccl", "shm")]
+    parts = [f"gymfast_{part}" for part in ("format", "cpu", "nccl", "shm", "sim")]
     assert core and core[1].split() == parts
     assert "-Wconversion" in core[2] and "gymfast_warnings" in core[2]
     assert re.search(r"gymfast_warnings .*WARNINGS_AS_ERRORS.*-Werror", text)
