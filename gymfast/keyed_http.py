@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import io
 import ipaddress
 import json
 import logging
@@ -18,6 +19,7 @@ from gymfast.errors import GymfastError
 
 _TIMEOUT_S = 30.0  # for a client that stops in the middle of its request
 _MAX_WAITING = 512  # connections without a whole head of a request
+_MAX_HEAD_BYTES = 64 << 10
 MESSAGE_HEADER = "Gymfast-Message"
 _MAX_MESSAGE_CHARS = 1000
 _log = logging.getLogger(__name__)
@@ -111,6 +113,7 @@ class KeyedHandler(BaseHTTPRequestHandler):
     """Answers of a KeyedServer; a subclass has the methods do_GET, do_POST and so on."""
 
     server: KeyedServer
+    raw_requestline: bytes
     timeout = _TIMEOUT_S
     offer = ""
 
@@ -123,8 +126,19 @@ class KeyedHandler(BaseHTTPRequestHandler):
             self.server.end_head(self.connection)
 
     def parse_request(self) -> bool:
-        """Reads the head, as the base class does."""
-        is_whole = super().parse_request()
+        """Reads the head, as the base class does; one that is too long is refused."""
+        whole = self.rfile
+        self.rfile = _Head(whole, _MAX_HEAD_BYTES - len(self.raw_requestline))
+        try:
+            is_whole = super().parse_request()
+        except _HeadTooLongError:
+            self.send_error(
+                HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+                f"the head of the request is over {_MAX_HEAD_BYTES} bytes",
+            )
+            is_whole = False
+        finally:
+            self.rfile = whole
         self.server.end_head(self.connection)
         return is_whole
 
@@ -162,6 +176,26 @@ class KeyedHandler(BaseHTTPRequestHandler):
         _log.debug("%s: %s", self.client_address[0], format % args)
 
 
+class _HeadTooLongError(Exception):
+    """The head of a request has more bytes than are read."""
+
+
+class _Head(io.BufferedIOBase):
+    """Lines of a stream, up to so many bytes in all."""
+
+    def __init__(self, stream: io.BufferedIOBase, num_bytes: int) -> None:
+        self._stream = stream
+        self._num_left = num_bytes
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        most = self._num_left + 1
+        line = self._stream.readline(most if size is None or size < 0 else min(size, most))
+        self._num_left -= len(line)
+        if self._num_left < 0:
+            raise _HeadTooLongError
+        return line
+
+
 def bearer(key: bytes) -> bytes:
     """The value of the header `Authorization`.
 
@@ -169,7 +203,8 @@ def bearer(key: bytes) -> bytes:
     """
     if not key.isascii() or not key.decode().isprintable() or b" " in key:
         raise ValueError(
-            "the key has bytes that no HTTP header carries: use letters, digits and punctuation"
+            "the key has bytes that no HTTP header carries: use letters, digits and punctuation, "
+            "as openssl rand -hex 32 gives"
         )
     return b"Bearer " + key
 

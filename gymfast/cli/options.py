@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -13,6 +13,26 @@ if TYPE_CHECKING:
 
 PROFILES = ("auto", "fast", "small")
 
+_LARGEST = 1e6  # in seconds, what every wait of Python takes
+
+
+class FiniteFloat(click.types.FloatParamType):
+    """A number that is one: not nan, not infinite, and no more than a million."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not abs(number) <= _LARGEST:
+            self.fail(f"{value!r}: expected a number of at most {_LARGEST:.0f}", param, ctx)
+        return number
+
+
+class FiniteRange(click.FloatRange, FiniteFloat):
+    """Such a number in a range."""
+
+
+NUMBER = FiniteFloat()
 EXISTING = click.Path(exists=True, path_type=Path)
 EXISTING_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 NEW = click.Path(path_type=Path)
@@ -52,7 +72,7 @@ def _rate_of(
     """Bytes a second, written as for rsync and rclone; None for 0, no limit."""
     if value is None:
         return None
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([BKMG]?)", value, re.ASCII | re.IGNORECASE)
+    match = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]+)?)([BKMG]?)", value, re.ASCII | re.IGNORECASE)
     if match is None:
         raise click.BadParameter(f"{value!r}: expected 500K, 10M, 1.5G or 0 (no limit)")
     shift = {"B": 0, "M": 20, "G": 30}.get(match[2].upper(), 10)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gymfast.cli.options import NUMBER
 from gymfast.cli.output import Output, format_size, format_table, with_output
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ Examples:
     help="Of the weights that travel; int4 is for the experts only.",
 )
 @click.option("--lora", "rank", type=int, help="Send an adapter of this rank, not the model.")
-@click.option("--saved", type=float, help="Part that a delta does not send, such as 0.98.")
+@click.option("--saved", type=NUMBER, help="Part that a delta does not send, such as 0.98.")
 @click.option(
     "--nodes-per-engine",
     type=int,

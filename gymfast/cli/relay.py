@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from gymfast.cli.delta.key import read_frame_key
-from gymfast.cli.options import EXISTING_FILE, bwlimit_option, store_argument
+from gymfast.cli.delta.key import read_bearer_key
+from gymfast.cli.options import EXISTING_FILE, FiniteRange, bwlimit_option, store_argument
 from gymfast.cli.output import Output, with_output
 
 _EPILOG = """\b
@@ -39,7 +39,7 @@ _MIN_BYTES_PER_S = 2 << 20
 )
 @click.option(
     "--cache-gb",
-    type=click.FloatRange(min=1),
+    type=FiniteRange(min=1),
     default=64.0,
     show_default=True,
     metavar="GB",
@@ -47,7 +47,7 @@ _MIN_BYTES_PER_S = 2 << 20
 )
 @click.option(
     "--freshness",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.25,
     show_default=True,
     metavar="S",
@@ -57,7 +57,7 @@ _MIN_BYTES_PER_S = 2 << 20
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0, min_open=True),
+    type=FiniteRange(min=0, min_open=True),
     default=20.0,
     show_default=True,
     metavar="S",
@@ -96,7 +96,7 @@ def command(
     upstream = limited(open_store(store, relay_timeout_s=timeout_s), bwlimit)
     num_bytes = int(cache_gb * 1e9)
     relay = RelayCache(upstream, max_bytes=num_bytes, folder=cache_dir, freshness_s=freshness)
-    key = read_frame_key(key_file)
+    key = read_bearer_key(key_file)
     try:
         with StoreServer(
             host, port, relay, key, may_write=is_of_reader, status=relay.status

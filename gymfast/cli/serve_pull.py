@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gymfast.cli.delta.key import read_frame_key
+from gymfast.cli.delta.key import read_bearer_key
 from gymfast.cli.hf_delta.options import DIRECTORY
 from gymfast.cli.options import EXISTING_FILE, threads_option
 from gymfast.cli.output import Output, with_output
@@ -66,6 +66,6 @@ def command(
             threads=threads,
         )
 
-    with PullServer(host, port, puller, read_frame_key(key_file)) as server:
+    with PullServer(host, port, puller, read_bearer_key(key_file)) as server:
         output.result({"url": server.url}, [f"listening on {server.url}"])
         server.serve_forever()

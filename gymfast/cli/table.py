@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gymfast.cli.options import NUMBER
 from gymfast.cli.output import Output, format_table, with_output
 
 if TYPE_CHECKING:
@@ -35,11 +36,13 @@ Table = tuple[str, Sequence[str], list[Sequence[str]]]
 
 
 @click.command("table", epilog=_EPILOG)
-@click.option("--tcp-gbps", type=float, default=50, show_default=True, help="TCP in a cluster.")
-@click.option("--rdma-gbps", type=float, default=3200, show_default=True, help="NICs of a node.")
-@click.option("--wan-gbps", type=float, default=10, show_default=True, help="Between data centres.")
-@click.option("--rtt-ms", type=float, default=60, show_default=True, help="Round trip of the WAN.")
-@click.option("--saved", type=float, default=0.98, show_default=True, help="Part a delta saves.")
+@click.option("--tcp-gbps", type=NUMBER, default=50, show_default=True, help="TCP in a cluster.")
+@click.option("--rdma-gbps", type=NUMBER, default=3200, show_default=True, help="NICs of a node.")
+@click.option(
+    "--wan-gbps", type=NUMBER, default=10, show_default=True, help="Between data centres."
+)
+@click.option("--rtt-ms", type=NUMBER, default=60, show_default=True, help="Round trip of the WAN.")
+@click.option("--saved", type=NUMBER, default=0.98, show_default=True, help="Part a delta saves.")
 @click.option("--markdown", is_flag=True, help="Print Markdown tables.")
 @with_output
 def command(

@@ -81,6 +81,10 @@ def parse_fsspec_address(url: str) -> tuple[str, str]:
     server, slash, path = rest.partition("/")
     if not _SERVER.fullmatch(server):
         raise _unusable(url, f"'{protocol}://' is followed by a server, container or volume")
+    if server and protocol in ("file", "local"):
+        raise _unusable(
+            url, f"'{protocol}://' is followed by a path: write fsspec+{protocol}:///PATH"
+        )
     return protocol, f"{protocol}://{server}{slash}{_prefix_of(url, path)}"
 
 

@@ -15,6 +15,7 @@ from gymfast.errors import StoreError
 if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
+_MAX_LEFT = 8  # calls that have not come back
 _T = TypeVar("_T")
 Make = Callable[[], "AbstractFileSystem"]
 Work = Callable[[Any], _T]
@@ -44,9 +45,15 @@ class Connection:
     def __init__(self, make: Make, timeout_s: float) -> None:
         self._timeout_s = timeout_s
         self._tasks: SimpleQueue[tuple[Future[Any], Work[Any]] | None] = SimpleQueue()
-        threading.Thread(
+        self._thread = threading.Thread(
             target=_serve, args=(self._tasks, make), name="gymfast-fsspec", daemon=True
-        ).start()
+        )
+        self._thread.start()
+
+    @property
+    def is_alive(self) -> bool:
+        """True until the thread has ended, which after `close` it does with its last call."""
+        return self._thread.is_alive()
 
     def call(self, work: Work[_T], extra_s: float = 0.0) -> _T:
         """What the work gives for the file system; CallFailedError if it fails or takes too long.
@@ -76,13 +83,15 @@ class Connections:
         self._timeout_s = timeout_s
         self._url = url
         self._free: list[Connection] = []
+        self._left: list[Connection] = []
         self._pid: int | None = None
 
     @contextmanager
     def lend(self) -> Iterator[Connection]:
         """A connection for this thread; one on which something failed is not used again.
 
-        Raises StoreError in a process that was forked from one that used the store.
+        Raises StoreError in a process that was forked from one that used the store, and while
+        many calls have not come back: each keeps a thread.
         """
         if self._pid is None:
             self._pid = os.getpid()
@@ -90,6 +99,12 @@ class Connections:
             raise StoreError(
                 f"store {self._url}: this process was forked from one that had used this store, "
                 "and cannot use it: start processes with the method 'spawn'"
+            )
+        self._left = [each for each in self._left if each.is_alive]
+        if len(self._left) >= _MAX_LEFT:
+            raise StoreError(
+                f"store {self._url}: {len(self._left)} calls have not come back, and no more are "
+                "made: check network and server; if they never come back, start this process anew"
             )
         try:
             connection = self._free.pop()
@@ -102,6 +117,8 @@ class Connections:
                 self._free.append(connection)
             else:
                 connection.close()
+                if isinstance(failure.error, TimeoutError):
+                    self._left.append(connection)
             raise
         except BaseException:
             connection.close()

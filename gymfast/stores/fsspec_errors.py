@@ -22,6 +22,7 @@ _SLOW = "no answer in time: check network and server, then try again"
 _FULL = "no room, or the quota is used up: free space, or keep fewer versions"
 _SETTINGS = "its settings are unusable: check those of fsspec (docs/stores.md)"
 _UNKNOWN = "this file system of fsspec does not do that: use another one"
+_PACKAGE = "a package that it needs is not installed: see the documentation of fsspec"
 _FAILED = "the server or its connection failed: try again"
 
 _BY_ERRNO = {
@@ -33,6 +34,7 @@ _BY_ERRNO = {
 }
 # Parts of the names of kinds of errors, in small letters: the first that is found counts.
 _BY_KIND = (
+    ("importerror", _PACKAGE),
     ("permission", _CREDENTIALS),
     ("auth", _CREDENTIALS),
     ("credential", _CREDENTIALS),

@@ -2,8 +2,7 @@
 
 Objects are kept in files without names, in pieces, and are compared with the digest that is their
 name as soon as all pieces are there. Everything else, and what is absent, is an answer of the store
-that counts for a moment; a record of the log or of a fold for longer, as it never changes, but not
-for ever, as it might have been damaged on the way.
+that counts for a moment (relay_answers.py).
 """
 
 from __future__ import annotations
@@ -19,25 +18,23 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from gymfast.errors import ConflictError, NotFoundError, StoreError
 from gymfast.stores.base import Blob, Store, check_key, check_prefix, check_range
 from gymfast.sync.manifest import MAX_OBJECT_BYTES, MAX_RECORD_BYTES, MAX_SMALL_RECORD_BYTES
+from gymfast.sync.relay_answers import Answers, Fetch, is_record, settle
 
 PIECE_BYTES = 8 << 20
 FRESHNESS_S = 0.25
 """How long an answer about what may change counts."""
-_RECORD_FRESHNESS_S = 10.0
 _AHEAD = 3  # pieces that are fetched before they are asked for
 _PAUSES_S = (0.05, 0.3)  # before a call that failed at once is made again
 _SILENCE_S = 5.0  # a call that failed later than this is not made again: others wait for it
 _NUM_TRIES = 3  # of an object that arrives with other bytes than its name says
 _MAX_FILES = 512
-_MAX_ANSWERS = 4096
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
-Fetch = Callable[[], Any]
 
 
 class RelayCache:
@@ -72,10 +69,9 @@ class RelayCache:
         self.fetched_bytes = 0
         self._max_bytes = max_bytes
         self._folder = folder
-        self._freshness_s = freshness_s
         self._lock = threading.Lock()
         self._objects: OrderedDict[str, _Object] = OrderedDict()
-        self._answers: OrderedDict[tuple[str, str], tuple[float, Future[Any]]] = OrderedDict()
+        self._answers = Answers(freshness_s)
         self._pool = ThreadPoolExecutor(_AHEAD, "gymfast-relay")
         self._is_closed = threading.Event()
 
@@ -83,7 +79,7 @@ class RelayCache:
         if not is_of_reader(check_key(key)):
             self._refuse(key)
         self.upstream.put(key, data)
-        self._forget_answers(key)
+        self._answers.forget(key)
 
     def create(self, key: str, data: Blob) -> None:  # noqa: ARG002
         self._refuse(check_key(key))
@@ -131,13 +127,13 @@ class RelayCache:
 
     def list(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix)
-        return iter(self._fresh("list", prefix, lambda: self._listed(prefix)))
+        return iter(self._answers.fresh("list", prefix, lambda: self._listed(prefix)))
 
     def delete(self, key: str) -> None:
         if not is_of_reader(check_key(key)):
             self._refuse(key)
         self.upstream.delete(key)
-        self._forget_answers(key)
+        self._answers.forget(key)
 
     def free_bytes(self) -> int | None:
         return self.upstream.free_bytes()
@@ -162,8 +158,8 @@ class RelayCache:
 
     def _whole(self, key: str) -> bytes:
         """A record, or another small object."""
-        limit = MAX_RECORD_BYTES if _is_record(key) else MAX_SMALL_RECORD_BYTES
-        return self._fresh("get", key, lambda: self._counted_get(key, limit))
+        limit = MAX_RECORD_BYTES if is_record(key) else MAX_SMALL_RECORD_BYTES
+        return self._answers.fresh("get", key, lambda: self._counted_get(key, limit))
 
     def _counted_get(self, key: str, limit: int) -> bytes:
         blob = self._patiently(lambda: self.upstream.get(key, max_bytes=limit))
@@ -188,51 +184,13 @@ class RelayCache:
             self._is_closed.wait(pause_s)
         return work()
 
-    def _fresh(self, operation: str, name: str, fetch: Callable[[], _T]) -> _T:
-        """The answer of upstream, one call for all who ask within the freshness limit."""
-        place = (operation, name)
-        now_s = time.monotonic()
-        with self._lock:
-            since_s, future = self._answers.get(place, (0.0, None))
-            is_old = future is None or (
-                future.done() and now_s - since_s > self._limit_s(place, future)
-            )
-            if is_old or future is None:
-                future = Future()
-                self._answers[place] = (now_s, future)
-                self._answers.move_to_end(place)
-                while len(self._answers) > _MAX_ANSWERS:
-                    self._answers.popitem(last=False)
-        if is_old:
-            _settle(future, fetch)
-            error = future.exception()
-            if error is not None and not isinstance(error, NotFoundError):
-                self._forget(place, future)  # a failure is told to those who wait, then tried again
-        answer: _T = future.result()
-        return answer
-
-    def _limit_s(self, place: tuple[str, str], future: Future[Any]) -> float:
-        is_kept = place[0] == "get" and _is_record(place[1]) and future.exception() is None
-        return _RECORD_FRESHNESS_S if is_kept else self._freshness_s
-
-    def _forget(self, place: tuple[str, str], future: Future[Any]) -> None:
-        with self._lock:
-            if self._answers.get(place, (0.0, None))[1] is future:
-                del self._answers[place]
-
-    def _forget_answers(self, key: str) -> None:
-        """Asks anew about a key that was just written, and for lists that may have it."""
-        with self._lock:
-            for place in [p for p in self._answers if p[1] == key or _lists(p, key)]:
-                del self._answers[place]
-
     def _object(self, key: str) -> _Object:
         with self._lock:
             held = self._objects.get(key)
             if held is not None:
                 self._objects.move_to_end(key)
                 return held
-        size: int = self._fresh("size", key, lambda: self._sized(key))
+        size: int = self._answers.fresh("size", key, lambda: self._sized(key))
         if size > MAX_OBJECT_BYTES:
             raise StoreError(
                 f"'{key}' in {self.upstream.url} has {size} bytes, no object has over "
@@ -357,7 +315,7 @@ class _Object:
             if future is None:
                 future = self._futures[index] = Future()
         if is_mine:
-            _settle(future, fetch)
+            settle(future, fetch)
             if future.exception() is not None:
                 with self._lock:
                     self._futures.pop(index, None)
@@ -393,16 +351,6 @@ class _Object:
         return piece
 
 
-def _settle(future: Future[Any], work: Fetch) -> None:
-    """Gives the future the result of `work`, or what it raised."""
-    try:
-        future.set_result(work())
-    except BaseException as error:
-        future.set_exception(error)
-        if not isinstance(error, Exception):
-            raise
-
-
 def is_lease(key: str) -> bool:
     """True for the key of a reader's lease."""
     parts = key.split("/")
@@ -413,16 +361,6 @@ def is_of_reader(key: str) -> bool:
     """True for the keys that readers write: their lease and their status."""
     parts = key.split("/")
     return is_lease(key) or (len(parts) == 3 and parts[1] == "status")
-
-
-def _lists(place: tuple[str, str], key: str) -> bool:
-    """True if the answer there is a list that the key may belong to."""
-    return place[0] == "list" and key.startswith(place[1])
-
-
-def _is_record(key: str) -> bool:
-    parts = key.split("/")
-    return len(parts) == 3 and parts[1] in ("log", "folds")
 
 
 def _is_object(key: str) -> bool:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pty
+import socket
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -102,6 +104,45 @@ def test_waiting_begins_before_there_is_a_run(files: Path, gymfast: Gymfast) -> 
     call = ("sync", "status", "nowhere", *RUN, "--interval", "0.05", "--timeout", "0.2")
     done = gymfast(*call, "--min-ready", "1")
     assert done.code == 4 and "0 of 0 readers are ready" in done.err
+
+
+@pytest.fixture
+def silent_relay() -> Iterator[str]:
+    """A relay that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"relay://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("goal", ["--min-ready", "--wait-for-version"])
+def test_waiting_ends_in_time_though_a_relay_says_nothing(
+    goal: str, silent_relay: str, gymfast: Gymfast
+) -> None:
+    begin_s = time.monotonic()
+    done = gymfast("sync", "status", silent_relay, *RUN, goal, "1", "--timeout", "2")
+    assert done.code == 4 and "0 of 0 readers are ready" in done.err
+    assert time.monotonic() - begin_s < 30, "a relay may be silent for 60 s"
+
+
+def test_waiting_ends_in_time_though_a_store_never_answers(
+    store: FileStore, gymfast: Gymfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    is_over = threading.Event()
+    monkeypatch.setattr(FileStore, "list", lambda self, prefix: iter([is_over.wait(LIMIT_S)] * 0))
+    done = gymfast("sync", "status", "store", *RUN, "--min-ready", "1", "--timeout", "0.1")
+    assert not is_over.is_set()
+    is_over.set()
+    assert done.code == 4
+    assert "0 of 0 readers are ready after 0.1 s, expected 1; " in done.err
+    assert "store gives no answer" in " ".join(done.err.split())
+
+
+def test_the_store_behind_a_silent_relay_is_asked_in_time(
+    store: FileStore, silent_relay: str, gymfast: Gymfast
+) -> None:
+    tell(store, "a", 1)
+    both = f"{silent_relay},{Path('store').absolute()}"
+    call = ("sync", "status", both, *RUN, "--min-ready", "1", "--timeout", "20")
+    assert gymfast(*call).code == 0
 
 
 def test_a_timeout_needs_something_to_wait_for(store: FileStore, gymfast: Gymfast) -> None:

@@ -65,6 +65,19 @@ def test_the_wrong_sort_of_key_is_one_sentence(signed: str, gymfast: Gymfast) ->
     assert gymfast("sync", "pull", signed, "r", *RUN, "--key-file", "public.pem").code == 0
 
 
+@pytest.mark.parametrize("call", [("relay", "store"), ("serve-pull", "--base", "old")])
+@pytest.mark.parametrize("key", [b"short", b"\xff" * 32], ids=["short", "bytes"])
+def test_the_hint_of_a_key_for_a_header_gives_one_that_it_carries(
+    key: bytes, call: tuple[str, ...], files: Path, gymfast: Gymfast
+) -> None:
+    Path("a.key").write_bytes(key)
+    done = gymfast(*call, "--key-file", "a.key")
+    told = " ".join(done.err.split())
+    assert done.code == (2 if key == b"short" else 1), done
+    assert "as openssl rand -hex 32 gives" in told
+    assert "urandom" not in told
+
+
 @pytest.mark.parametrize("name", ["private.pem", "public.pem"])
 def test_where_both_sides_need_a_secret_pem_is_a_usage_error(
     name: str, signed: str, gymfast: Gymfast, monkeypatch: pytest.MonkeyPatch

@@ -251,6 +251,54 @@ def test_a_call_that_never_returns_ends_by_its_deadline(files: type[Files]) -> N
     assert store.get("k", max_bytes=1) in (b"1", b"2")
 
 
+def test_calls_that_never_return_leave_a_bounded_number_of_threads(files: type[Files]) -> None:
+    store = FsspecStore("fsspec+files://server/runs", timeout_s=0.02)
+    is_over = threading.Event()
+    files.trouble = staticmethod(lambda called, path: is_over.wait(60))
+    before = threading.active_count()
+    errors = []
+    for _ in range(20):
+        with pytest.raises(StoreError) as caught:
+            store.size("k")
+        errors.append(str(caught.value))
+    assert threading.active_count() <= before + 8
+    assert "no answer in time" in errors[7]
+    assert "8 calls have not come back" in errors[8]
+    assert "start this process anew" in errors[-1]
+    is_over.set()
+    del files.trouble
+    again = FsspecStore("fsspec+files://server/runs", timeout_s=20.0)
+    again.put("k", b"12")
+    end_s = time.monotonic() + 60
+    while time.monotonic() < end_s:
+        with suppress(StoreError):
+            store.size("k")
+            break
+    assert store.size("k") == 2, "it goes on once the calls have come back"
+
+
+def test_a_missing_package_is_no_trouble_of_the_network(files: type[Files]) -> None:
+    def fail(called: str, path: str) -> None:
+        raise ModuleNotFoundError("No module named 'pyarrow'")
+
+    files.trouble = staticmethod(fail)
+    store = FsspecStore("fsspec+files://server/runs", timeout_s=20.0)
+    with pytest.raises(StoreError, match="a package that it needs is not installed") as caught:
+        store.size("k")
+    assert "network" not in str(caught.value)
+
+
+@pytest.mark.parametrize("protocol", ["file", "local"])
+def test_local_files_have_no_host(
+    protocol: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=rf"write fsspec\+{protocol}:///PATH"):
+        open_store(f"fsspec+{protocol}://host/fs")
+    open_store(f"fsspec+{protocol}://{tmp_path}/fs").put("k", b"1")
+    assert (tmp_path / "fs" / "k").read_bytes() == b"1"
+
+
 def test_an_endless_object_is_refused(store: FsspecStore, files: type[Files]) -> None:
     class Endless(io.RawIOBase):
         """Says that it is empty, and never ends."""

@@ -164,6 +164,18 @@ def test_I11_requests_of_absurd_size_are_refused_unread(service: Service) -> Non
     service.require_served()
 
 
+def test_I11_a_head_of_many_long_headers_is_refused_early(service: Service) -> None:
+    """The limit is of the whole head: not even its end has to be there."""
+    head = service.request()[:-2]
+    while len(head) < 60 << 10:
+        head += b"X: " + b"a" * 5000 + b"\r\n"
+    answer = service.ask(head + b"X: " + b"a" * ((64 << 10) - len(head)))
+    assert status_of(answer) == 431, answer
+    assert b"the head of the request is over 65536 bytes" in answer
+    refuses(service.ask(head + b"\r\n"), 401)
+    service.require_served()
+
+
 def test_I81_the_head_of_a_request_has_to_come_in_time(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:

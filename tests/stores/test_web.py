@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 from object_double import Bucket
+from safetensors.numpy import save_file
 
+from gymfast.cli import main
 from gymfast.errors import NotFoundError, StoreError
 from gymfast.stores import HttpStore, Store, check_create_only, open_store
 
@@ -48,8 +52,19 @@ def test_writes_are_refused(web: HttpStore, write: Callable[[HttpStore], None]) 
     with pytest.raises(StoreError, match=r"'k' in http://.*: a web server is only read"):
         write(web)
     assert not web.has_create_only
-    with pytest.raises(StoreError, match="no create-only"):
+    with pytest.raises(StoreError, match=r"'probe/.*: a web server is only read"):
         check_create_only(web)
+
+
+def test_who_publishes_to_a_web_server_is_told_that_it_is_only_read(
+    web: HttpStore, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    weights = tmp_path / "w.safetensors"
+    save_file({"w": np.arange(100, dtype=np.uint16)}, weights)
+    assert main(["sync", "publish", web.url, str(weights), "--run", "demo"]) == 1
+    told = capfd.readouterr().err
+    assert "a web server is only read; write to the s3://" in told
+    assert "--single-writer" not in told
 
 
 def test_a_server_without_lists_is_refused_in_one_sentence(web: HttpStore) -> None:

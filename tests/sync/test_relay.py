@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ import pytest
 from gymfast.errors import GymfastError, NotFoundError, StoreError
 from gymfast.stores import FileStore, MemoryStore, open_store
 from gymfast.stores.store_server import StoreServer
-from gymfast.sync import LiveTarget, Publisher, Subscriber
+from gymfast.sync import LiveTarget, Publisher, Subscriber, relay_answers
 from gymfast.sync.manifest import MAX_OBJECT_BYTES
 from gymfast.sync.relay import PIECE_BYTES, RelayCache, is_lease
 from gymfast.testing.faults import PassThroughStore
@@ -315,6 +316,47 @@ def test_R69_objects_let_go_while_they_are_read_stay_whole() -> None:
     with ThreadPoolExecutor(4) as pool:
         list(pool.map(read, range(4)))
     assert relay.status()["kept_objects"] <= 512
+    relay.close()
+
+
+def test_I11_answers_stay_within_their_bytes_and_the_oldest_unused_goes(monkeypatch) -> None:
+    monkeypatch.setattr(relay_answers, "_MAX_BYTES", 10_000)
+    monkeypatch.setattr(relay_answers, "_RECORD_FRESHNESS_S", 1000.0)
+    store = CountingStore(MemoryStore())
+    keys = [f"{RUN}/log/{number:020d}" for number in range(5)]
+    for key in keys[:4]:
+        store.inner.put(key, bytes(3000))
+    relay = RelayCache(store, max_bytes=MAX_OBJECT_BYTES)
+    for number in (0, 1, 2, 0, 3, 0, 2):
+        relay.get(keys[number], max_bytes=3000)
+    assert [store.calls["get", key] for key in keys[:4]] == [1, 1, 1, 1]
+    relay.get(keys[1], max_bytes=3000)
+    assert store.calls["get", keys[1]] == 2, "it was used before the others"
+    store.inner.put(keys[4], bytes(50_000))
+    for _ in range(2):
+        relay.get(keys[4], max_bytes=50_000)
+    assert store.calls["get", keys[4]] == 1, "one that is larger stays alone"
+    relay.get(keys[0], max_bytes=3000)
+    assert store.calls["get", keys[0]] == 2
+    relay.close()
+
+
+def test_I11_many_records_and_lists_take_bounded_memory() -> None:
+    store = CountingStore(MemoryStore())
+    keys = [f"{RUN}/log/{number:020d}" for number in range(200)]
+    relay = RelayCache(store, max_bytes=MAX_OBJECT_BYTES, freshness_s=1000.0)
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        for number, key in enumerate(keys):
+            store.inner.put(key, bytes(1 << 20))
+            relay.get(key, max_bytes=1 << 20)
+            list(relay.list(f"{RUN}/log/{number:017d}"))
+            store.inner.delete(key)
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert after - before < 80 << 20
     relay.close()
 
 

@@ -287,8 +287,9 @@ BOUNDED_SYNC = {
     "log.py _settled": "a read of a store, which has deadlines of its own",
     "objects.py _in_order": "a read of a store, which has deadlines of its own",
     "objects.py _take": "a put to a store, which has deadlines of its own",
-    "relay.py _fresh": "a read of a store, which has deadlines of its own",
     "relay.py have": "a read of a store, which has deadlines of its own",
+    "relay_answers.py _settled": "the answer is there",
+    "relay_answers.py fresh": "a read of a store, which has deadlines of its own",
     "requests.py result": "a request to a store, which has deadlines of its own",
     "view.py _follow": "reads of a store, which have deadlines of their own",
 }

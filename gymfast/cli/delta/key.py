@@ -23,10 +23,16 @@ def key_file_option(text: str) -> Callable[[Command], Command]:
     )
 
 
-def read_frame_key(path: Path | None) -> bytes | None:
+def read_bearer_key(path: Path | None) -> bytes | None:
+    """The key in a file that clients send in a header; raises as read_frame_key does."""
+    return read_frame_key(path, source="openssl rand -hex 32")
+
+
+def read_frame_key(path: Path | None, *, source: str = "head -c 32 /dev/urandom") -> bytes | None:
     """The key in a file (see read_shared_key_file); None without a file.
 
-    Raises UsageError, which shows none of its bytes, if there are fewer than 16, or it is PEM.
+    Raises UsageError, which shows none of its bytes, if there are fewer than 16, or it is PEM;
+    `source` is a command that gives better ones.
     """
     if path is None:
         return None
@@ -40,7 +46,5 @@ def read_frame_key(path: Path | None) -> bytes | None:
     try:
         check_key(key)
     except ValueError as error:
-        raise click.UsageError(
-            f"--key-file {path}: {error}, as head -c 32 /dev/urandom gives"
-        ) from None
+        raise click.UsageError(f"--key-file {path}: {error}, as {source} gives") from None
     return key

@@ -11,6 +11,7 @@ import click
 
 from gymfast.cli.options import (
     NEW,
+    FiniteRange,
     key_option,
     read_key,
     run_option,
@@ -63,7 +64,7 @@ Examples:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.01),
+    type=FiniteRange(min=0.01),
     default=1.0,
     show_default=True,
     metavar="S",

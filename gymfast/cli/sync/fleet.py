@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 
 HEADER = ("reader", "state", "version", "lag", "age", "last error")
 _MAX_ERROR_CHARS = 60
+_LOOK_S = 1.0  # that a look may take, however little time is left
+_SILENCE_S = 60.0
 Show = Callable[["Fleet"], None]
 
 
@@ -48,16 +52,26 @@ class Goal:
         end_s = math.inf if self.timeout_s is None else start_s + self.timeout_s
         return max(0.0, end_s - time.monotonic())
 
+    @property
+    def silence_s(self) -> float | None:
+        """How long a relay may be silent, so that the store behind it can be asked in time."""
+        if self.timeout_s is None:
+            return None
+        return min(max(self.timeout_s / 2, _LOOK_S), _SILENCE_S)
+
     def require_in_time(self, start_s: float, fleet: Fleet | None, problem: str) -> None:
         """Raises DeadlineError that says how far the fleet is, once the time is over."""
-        if self.timeout_s is None or self.left_s(start_s) > 0:
-            return
+        if self.left_s(start_s) == 0:
+            raise self.failure(fleet, problem)
+
+    def failure(self, fleet: Fleet | None, problem: str) -> DeadlineError:
+        """The error that says how far the fleet is."""
         num = 0 if fleet is None else fleet.num_ready(self.version)
         total = 0 if fleet is None else len(fleet.readers)
         wanted = "all" if self.min_ready is None else f"{self.min_ready}"
         what = "ready" if self.version is None else f"ready with version {self.version}"
         why = f"; {problem}" if problem else ""
-        raise DeadlineError(
+        return DeadlineError(
             f"{num} of {total} readers are {what} after {self.timeout_s:g} s, "
             f"expected {wanted}{why}"
         )
@@ -88,15 +102,21 @@ def watch(
 
     clock = SystemClock()
     view, readers = View(Log(store, RunKeys(run), key), clock, None), FleetWatch(store, run, clock)
+
+    def look() -> Fleet:
+        view.refresh()
+        if view.entries:
+            view.advance(view.entries[-1].tip)
+        return readers.look(view.newest)
+
     start_s, problem, fleet = time.monotonic(), "", None
     with _shown(output, goal) as show:
         while True:
             try:
-                view.refresh()
-                if view.entries:
-                    view.advance(view.entries[-1].tip)
-                fleet, problem = readers.look(view.newest), ""
+                fleet, problem = _within(goal.left_s(start_s), look), ""
                 show(fleet)
+            except _SilentError:
+                raise goal.failure(fleet, problem or f"{store.url} gives no answer") from None
             except StoreError as error:
                 if str(error) != problem and not isinstance(error, NotFoundError):
                     output.remark(f"Warning: {error}; trying again")
@@ -105,6 +125,28 @@ def watch(
                 return
             goal.require_in_time(start_s, fleet, problem)
             time.sleep(min(interval_s, goal.left_s(start_s)))
+
+
+class _SilentError(Exception):
+    """A look did not end in time."""
+
+
+def _within(limit_s: float, look: Callable[[], Fleet]) -> Fleet:
+    """What a look finds; one that takes too long is left to itself."""
+    if math.isinf(limit_s):
+        return look()
+    found: Future[Fleet] = Future()
+
+    def work() -> None:
+        try:
+            found.set_result(look())
+        except BaseException as error:  # noqa: BLE001 - raised in the thread that asked
+            found.set_exception(error)
+
+    threading.Thread(target=work, name="gymfast-look", daemon=True).start()
+    if not wait((found,), max(limit_s, _LOOK_S)).done:
+        raise _SilentError
+    return found.result(0)  # it is there
 
 
 @contextmanager

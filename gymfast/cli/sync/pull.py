@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gymfast.cli.options import NEW, run_option, store_argument
+from gymfast.cli.options import NEW, FiniteRange, run_option, store_argument
 from gymfast.cli.output import Output, with_output
 from gymfast.cli.sync.following import (
     Reader,
@@ -38,7 +38,7 @@ Examples:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     default=0.0,
     metavar="S",
     help="Seconds to wait for a version that is not there yet.  [default: 0]",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymfast.cli.options import key_option, read_key, run_option, store_argument
+from gymfast.cli.options import FiniteRange, key_option, read_key, run_option, store_argument
 from gymfast.cli.output import Output, format_size, format_table, with_output
 from gymfast.cli.sync.fleet import Goal, age_of, fields_of, lines_of, watch
 from gymfast.cli.sync.folders import naming_folder
@@ -34,7 +34,7 @@ Examples:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.05),
+    type=FiniteRange(min=0.05),
     default=2.0,
     show_default=True,
     metavar="S",
@@ -56,7 +56,7 @@ Examples:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="S",
     help="End (exit code 4) if they are not after S seconds.",
 )
@@ -93,7 +93,8 @@ def command(
     goal = Goal(version, min_ready, timeout_s)
     if timeout_s is not None and not goal.is_given:
         raise click.UsageError("--timeout is for --wait-for-version and --min-ready")
-    opened, key = open_store(store), read_key(key_file)
+    opened = open_store(store, relay_timeout_s=goal.silence_s)
+    key = read_key(key_file)
     if goal.is_given or is_watching:
         watch(output, opened, run, key, interval_s=interval_s, goal=goal)
         return

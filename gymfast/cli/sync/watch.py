@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymfast.cli.options import NEW, run_option, store_argument
+from gymfast.cli.options import NEW, FiniteRange, run_option, store_argument
 from gymfast.cli.output import Output, format_size, with_output
 from gymfast.cli.sync.folders import no_folder
 from gymfast.cli.sync.following import (
@@ -52,7 +52,7 @@ Examples:
 @click.option(
     "--interval",
     "interval_s",
-    type=click.FloatRange(min=0.01),
+    type=FiniteRange(min=0.01),
     default=1.0,
     show_default=True,
     metavar="S",
@@ -62,7 +62,7 @@ Examples:
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="S",
     help="End (exit code 4) after S seconds without a new version.",
 )
