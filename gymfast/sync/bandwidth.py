@@ -69,8 +69,8 @@ class LimitedStore:
     """The wrapped store within a budget that counts the bytes of objects, both ways.
 
     A put takes its bytes slice by slice as the store asks for them, a read of a range before it
-    asks, and one of a whole object, whose length is not known before, after it: so the budget never
-    keeps a request open that has begun.
+    asks, and one of a whole object, if its length is not known before (`get_known`), after it: so
+    the budget never keeps a request open that has begun.
     """
 
     def __init__(self, inner: Store, bandwidth: Bandwidth) -> None:
@@ -102,6 +102,11 @@ class LimitedStore:
         blob = self._inner.get(key, max_bytes=max_bytes)
         self._bandwidth.take(len(blob))
         return blob
+
+    def get_known(self, key: str, num_bytes: int) -> bytes:
+        """A whole object of that length, which is granted before the request."""
+        self._bandwidth.take(num_bytes)
+        return self._inner.get(key, max_bytes=num_bytes)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
@@ -135,6 +140,13 @@ class LimitedStore:
                 part = chunk[at : at + self._bandwidth.slice_bytes]
                 self._bandwidth.take(part.nbytes)
                 yield part
+
+
+def get_known(store: Store, key: str, num_bytes: int) -> bytes:
+    """A whole object whose length is known, as `get`; a budget grants its bytes first."""
+    if isinstance(store, LimitedStore):
+        return store.get_known(key, num_bytes)
+    return store.get(key, max_bytes=num_bytes)
 
 
 def limited(store: Store, max_bytes_per_s: int | None, clock: Clock | None = None) -> Store:

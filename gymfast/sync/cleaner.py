@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -16,8 +16,8 @@ from gymfast.sync.folds import parts, spans
 from gymfast.sync.keys import RunKeys, Span, number_of, object_of
 from gymfast.sync.lease import read_leases
 from gymfast.sync.log import Log
-from gymfast.sync.manifest import LeaseRecord, LogRecord
-from gymfast.sync.objects import delete_noted
+from gymfast.sync.manifest import LeaseRecord, LogRecord, StateRecord
+from gymfast.sync.objects import delete_all_noted, sizes_of
 from gymfast.sync.reader_status import read_statuses
 from gymfast.sync.retention import (
     deletion,
@@ -133,12 +133,11 @@ class Cleaner:
         dead = [key for key, lease in leases if lease.expires_us + DAY_US <= now_us]
         folds, folded = self._passed_folds(records, limited(floor, held_by), held_by)
         objects = [*(self.keys.object(*place) for place in found.objects), *folded]
-        num_bytes = sum(self._size(key) for key in objects)
+        num_bytes = self._num_bytes(objects, records.values())
         probes = self._old_probes(now_us)
-        victims = [*map(self.keys.record, found.records), *map(self.keys.fold, folds)]
-        victims += [*objects, *dead]
-        victims += [*self._old_floors(floor), *probes]
-        failures = () if dry_run else tuple(self._delete(victims))
+        named = [*map(self.keys.record, found.records), *map(self.keys.fold, folds)]
+        victims = (named, objects, dead, self._old_floors(floor), probes)
+        failures = () if dry_run else tuple(self._delete(*victims))
         is_held = held_by is not None and held_by < floor
         return CleanReport(
             floor=floor,
@@ -161,9 +160,10 @@ class Cleaner:
         if not finished and not stored:
             return [], []
         leased = None if lease is None else version_at(records.values(), lease)
+        newest = version_at(records.values(), max(records, default=0))
         passed = passed_folds(
             {*finished, *(span for span, _ in stored)},
-            finished,
+            [span for span in finished if span.version <= newest],  # others are no full states
             version_at(records.values(), floor),
             leased,
         )
@@ -203,16 +203,24 @@ class Cleaner:
         times = [(key, probe_time_us(key)) for key in self.store.list(self.keys.probe_prefix)]
         return [key for key, at in times if at is not None and abs(now_us - at) >= DAY_US]
 
-    def _size(self, key: str) -> int:
-        try:
-            return self.store.size(key)
-        except StoreError:
-            return 0
+    def _num_bytes(self, objects: Collection[str], records: Iterable[LogRecord]) -> int:
+        """What the records say of the lengths of objects; the store is asked for others."""
+        known = {
+            self.keys.object(record.epoch, ref.digest): ref.num_bytes
+            for record in records
+            if isinstance(record, StateRecord)
+            for ref in record.frame.objects
+        }
+        num_bytes = sum(known.get(key, 0) for key in objects)
+        for size in sizes_of(self.store, [key for key in objects if key not in known]):
+            with suppress(StoreError):
+                num_bytes += size.result()
+        return num_bytes
 
-    def _delete(self, keys: list[str]) -> Iterator[str]:
-        for key in keys:
-            try:
-                delete_noted(self.store, key, self.doomed)
-            except StoreError as error:
-                _log.warning("retention of run '%s' goes on without: %s", self.keys.run, error)
-                yield f"{key}: {error}"
+    def _delete(self, *victims: Collection[str]) -> Iterator[str]:
+        """Deletes one collection after the other; what failed, and why."""
+        for keys in victims:
+            for key, error in delete_all_noted(self.store, dict.fromkeys(keys), self.doomed):
+                if error is not None:
+                    _log.warning("retention of run '%s' goes on without: %s", self.keys.run, error)
+                    yield f"{key}: {error}"

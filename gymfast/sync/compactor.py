@@ -11,11 +11,19 @@ from pathlib import Path
 from types import TracebackType
 
 from gymfast.delta.encode import Profile
-from gymfast.errors import ChainError, GymfastError, NotFoundError, StoreError
+from gymfast.errors import (
+    BudgetError,
+    ChainError,
+    DeadlineError,
+    GymfastError,
+    NotFoundError,
+    StoreError,
+)
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
 from gymfast.sync.checkpoint_target import CheckpointTarget
 from gymfast.sync.clock import Clock, SystemClock
+from gymfast.sync.epoch import require_key
 from gymfast.sync.fold_maker import FoldMaker, FoldReport, FoldSettings, Held
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.log import Log
@@ -76,6 +84,7 @@ class Compactor:
         )
         self._maker = FoldMaker(self._log, self._folder, self._settings, self._clock)
         self._done: int | None = None
+        self._unproven: dict[int, FoldReport] = {}
         self._replicas: list[Subscriber] = []
         try:
             self._head = self._replica(self._head_path)
@@ -93,9 +102,9 @@ class Compactor:
     def work(self) -> Iterator[FoldReport]:
         """Makes all folds that are due, one after the other.
 
-        Raises NotFoundError for a run without versions, ChainError and FormatError for a log that
-        cannot be followed, StoreError and DeadlineError. What is not finished then is done by the
-        next call.
+        Raises NotFoundError for a run without versions, ConflictError without the key of one that
+        is signed, ChainError and FormatError for a log that cannot be followed, StoreError and
+        DeadlineError. What is not finished then is done by the next call.
         """
         newest = self._head.poll()
         if newest is None:
@@ -112,6 +121,7 @@ class Compactor:
         """Gives the folder back."""
         for replica in self._replicas:
             replica.close()
+        self._log.requests.close()
 
     def __enter__(self) -> Compactor:
         return self
@@ -164,6 +174,8 @@ class Compactor:
     def _oldest(self) -> int:
         """The first version that can be folded: at or after the oldest full state of the log."""
         entries = self._log.load(lambda _: False)
+        if entries:
+            require_key(self._log, entries[-1].record)
         versions = [e.tip.version for e in entries if e.tip.version is not None]
         oldest = versions[0] if versions else 0
         return -(-oldest // self._every) * self._every
@@ -190,8 +202,10 @@ class Compactor:
             if base.tip is not None and base.version == version - length:
                 report = self._maker.make(Held(self._base_path(length), base.tip), head)
             if report is not None:
+                self._unproven[length] = report
                 yield report
-            self._bring(base, version, report)
+            self._bring(base, version, self._unproven.get(length))
+            self._unproven.pop(length, None)
         if self._anchor_every is not None and version % self._anchor_every == 0:
             report = self._maker.make(None, head)
             if report is not None:
@@ -204,8 +218,8 @@ class Compactor:
             return
         try:
             base.pull(version)
-        except StoreError:
-            raise
+        except (StoreError, DeadlineError, BudgetError):
+            raise  # none of them says anything of the fold
         except GymfastError:
             if report is not None:
                 self._maker.withdraw(report)

@@ -51,11 +51,8 @@ def claim_epoch(log: Log, clock: Clock, timeout_s: float, label: str) -> tuple[T
         entries = _known(log)
         if entries and log.read_agreed(entries[-1].record.seq)[1] != entries[-1].tip.record:
             continue  # it came back damaged, in a way that nothing else shows
-        if log.key is None and entries and entries[-1].record.mac:
-            raise ConflictError(
-                f"run '{log.keys.run}' in {log.store.url} is signed: its readers refuse records "
-                "without a signature; publish with its key (key=, --key-file), or to another run"
-            )
+        if entries:
+            require_key(log, entries[-1].record)
         claim = _Claim(log, clock, label, entries[-1].tip if entries else None)
         actions: dict[Step, Callable[[], Answer]] = {
             Step.CREATE: claim.create,
@@ -72,6 +69,15 @@ def claim_epoch(log: Log, clock: Clock, timeout_s: float, label: str) -> tuple[T
         if log.floor(claim.tip.seq) <= claim.tip.seq:
             return claim.tip, entries + claim.followed
     raise ConflictError(f"run '{log.keys.run}': other publishers keep moving the log; try again")
+
+
+def require_key(log: Log, newest: LogRecord) -> None:
+    """Raises ConflictError if the run is signed, as `newest` says, and the log has no key."""
+    if log.key is None and newest.mac:
+        raise ConflictError(
+            f"run '{log.keys.run}' in {log.store.url} is signed: its readers refuse records "
+            "without a signature; write with its key (key=, --key-file), or to another run"
+        )
 
 
 def _known(log: Log) -> list[Entry]:

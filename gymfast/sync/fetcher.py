@@ -193,7 +193,7 @@ class Fetcher:
             for step, following in pairwise((*plan.steps, None)):
                 assert step is not None
                 if following is not None:
-                    self._stager.expect(following.record)
+                    self._stager.expect(following.record, is_planned=True)
                 frame = self._fetch_one(plan, step, is_decoded=is_decoded)
                 stack.callback(frame.close)
                 frames.append(frame)

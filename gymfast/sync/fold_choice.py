@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 
+from gymfast.errors import StoreError
 from gymfast.sync.chain import Plan
-from gymfast.sync.folds import read_useful
+from gymfast.sync.folds import newest_version, read_useful
 from gymfast.sync.keys import Span, span_of_fold
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import COUNT_MAX, FoldRecord
@@ -38,11 +39,20 @@ class FoldChoice:
         if self._has_looked or (plan is not None and len(plan.steps) < _FROM_FRAMES):
             return False
         self._has_looked = True
-        view, last = self._view, COUNT_MAX if target is None else target
+        view, last = self._view, self._last(plan) if target is None else target
         known = view.applied or (view.entries[0].tip if view.entries else None)
         first = 0 if known is None or known.version is None else known.version
         view.folds = read_useful(self._log, first, last, self._distrusted)
         return bool(view.folds)
+
+    def _last(self, plan: Plan | None) -> int:
+        """The newest version of the log, or more; folds beyond it are rubbish."""
+        if plan is not None:
+            return COUNT_MAX if plan.end.version is None else plan.end.version
+        try:
+            return newest_version(self._log)
+        except StoreError:
+            return COUNT_MAX  # whatever it is, it is no reason to go on without folds
 
     def drop(self, fold: FoldRecord, what: str) -> None:
         """The fold cannot be fetched; after a few such ones the fetch goes on without folds."""

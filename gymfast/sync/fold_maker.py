@@ -9,7 +9,7 @@ import logging
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -29,12 +29,12 @@ from gymfast.sync.chain import (
     plan,
 )
 from gymfast.sync.clock import Clock, Deadline
-from gymfast.sync.epoch import created_us
+from gymfast.sync.epoch import created_us, require_key
 from gymfast.sync.folds import create_fold, read_fold, read_useful
 from gymfast.sync.keys import FoldKeys, Span, span_of_fold
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import FORMAT, FoldRecord, FrameRef, StateRecord, sign
-from gymfast.sync.objects import DEFAULT_OBJECT_BYTES, FrameWriter
+from gymfast.sync.objects import DEFAULT_OBJECT_BYTES, FrameWriter, sizes_of
 
 _READ_BYTES = 8 << 20
 _log = logging.getLogger(__name__)
@@ -90,10 +90,12 @@ class FoldMaker:
 
         None if such a fold is there, if it would cost a reader as much as the way without it, or if
         the log has no way, so that retention would delete it at once.
-        Raises FormatError and ChainError for damage, StoreError and DeadlineError.
+        Raises ConflictError without the key of a signed run, FormatError and ChainError for damage,
+        StoreError and DeadlineError.
         """
         start_s = time.perf_counter()
         record, end, has_full = self._state_at(head.tip)
+        require_key(self._log, record)
         without = Plan((), end) if base is None else self._way(base.tip, head.tip)
         if without is None or (base is None and has_full):
             return None
@@ -145,10 +147,15 @@ class FoldMaker:
         )
 
     def withdraw(self, report: FoldReport) -> None:
-        """Takes a fold back that turned out to be wrong."""
+        """Takes a fold back that turned out to be wrong; a store that refuses is a warning."""
         span = Span(report.base_version, report.version)
         _log.warning("run '%s': fold %s is taken back", self._log.keys.run, span)
-        self._log.store.delete(self._log.keys.fold(span))
+        try:
+            self._log.store.delete(self._log.keys.fold(span))
+        except StoreError as error:
+            _log.warning(
+                "run '%s': fold %s stays, and is wrong: %s", *(self._log.keys.run, span, error)
+            )
 
     def _state_at(self, tip: Tip) -> tuple[StateRecord, Tip, bool]:
         """The newest record of the state that holds at a place, and whether one is a full state."""
@@ -204,15 +211,21 @@ class FoldMaker:
             _log.warning("a fold is made anew: '%s' does not fit the log", key)
             self._log.store.delete(key)
             return False
-        return self._has_objects(fold)
+        if not self._has_objects(fold):
+            _log.warning("a fold is made anew: objects of '%s' are missing", key)
+            self._log.store.delete(key)
+            return False
+        return True
 
     def _has_objects(self, fold: FoldRecord) -> bool:
         keys = self._log.keys.of(fold)
-        try:
-            sizes = [self._log.store.size(keys.object(0, r.digest)) for r in fold.frame.objects]
-        except NotFoundError:
-            return False
-        return sizes == [ref.num_bytes for ref in fold.frame.objects]
+        objects = [keys.object(0, ref.digest) for ref in fold.frame.objects]
+        with closing(sizes_of(self._log.store, objects)) as sizes:
+            try:
+                found = [size.result() for size in sizes]
+            except NotFoundError:
+                return False
+        return found == [ref.num_bytes for ref in fold.frame.objects]
 
     def _encode(self, base: Held | None, head: Held, file: BinaryIO) -> int:
         """Writes the frame; returns the units that changed."""

@@ -8,14 +8,17 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from gymfast.errors import ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.sync.keys import Span, folded_of, span_of, span_of_fold
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import (
+    COUNT_MAX,
     MAX_RECORD_BYTES,
     NUMBER_VALUE,
     FoldRecord,
+    StateRecord,
     encode,
     parse_fold,
 )
@@ -24,6 +27,7 @@ from gymfast.sync.objects import read_whole
 MAX_READ = 64
 """Folds that a reader looks at for one plan: the longest ones of those that may help."""
 _NUM_AHEAD = 8
+_MAX_LOOKS = 8
 _log = logging.getLogger(__name__)
 
 
@@ -82,6 +86,20 @@ def read_useful(
         with ThreadPoolExecutor(_NUM_AHEAD, "gymfast-folds") as pool:
             folds = list(pool.map(lambda span: _if_sound(log, span), chosen))
     return tuple(fold for fold in folds if fold is not None)
+
+
+def newest_version(log: Log) -> int:
+    """A version that no later one of the log exceeds, by its newest sound state; raises StoreError.
+
+    COUNT_MAX if none of the newest records is one.
+    """
+    places = log.places()
+    for seq in places[: -_MAX_LOOKS - 1 : -1]:
+        with suppress(NotFoundError, FormatError):
+            record, _ = log.read(seq)
+            if isinstance(record, StateRecord):
+                return record.version + places[-1] - seq
+    return COUNT_MAX
 
 
 def create_fold(log: Log, fold: FoldRecord) -> bool:

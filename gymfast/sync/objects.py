@@ -8,14 +8,16 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from gymfast.errors import ChecksumError, ConflictError, FormatError, NotFoundError, StoreError
 from gymfast.stores.base import Store, shows_puts
+from gymfast.sync.bandwidth import get_known
 from gymfast.sync.budget import Reading
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import (
@@ -25,7 +27,8 @@ from gymfast.sync.manifest import (
     FrameRef,
     ObjectRef,
 )
-from gymfast.sync.requests import REQUESTS_PER_AHEAD
+from gymfast.sync.requests import REQUESTS_PER_AHEAD, Pending
+from gymfast.sync.several import several
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
@@ -91,16 +94,18 @@ class FrameWriter:
         """
         if shows_puts(self.store):
             return True
-        for ref in self.refs:
-            key = self.keys.object(self.epoch, ref.digest)
-            try:
-                size = self.store.size(key)
-            except NotFoundError:
-                return False
-            if size != ref.num_bytes:
-                raise StoreError(
-                    f"'{key}' in {self.store.url} has {size} bytes after a put of {ref.num_bytes}"
-                )
+        keys = [self.keys.object(self.epoch, ref.digest) for ref in self.refs]
+        with closing(sizes_of(self.store, keys)) as sizes:
+            for key, ref, pending in zip(keys, self.refs, sizes, strict=True):
+                try:
+                    size = pending.result()
+                except NotFoundError:
+                    return False
+                if size != ref.num_bytes:
+                    raise StoreError(
+                        f"'{key}' in {self.store.url} has {size} bytes after a put of "
+                        f"{ref.num_bytes}"
+                    )
         return True
 
     def discard(self) -> None:
@@ -192,6 +197,40 @@ class FrameWriter:
         except NotFoundError:
             return False
         return True
+
+
+def sizes_of(store: Store, keys: Iterable[str]) -> Generator[Pending[int], None, None]:
+    """The lengths of objects, in order; where the store is far several are asked for at a time."""
+    return several(store, (partial(store.size, key) for key in keys))
+
+
+def delete_all_noted(
+    store: Store, keys: Iterable[str], doomed: set[str]
+) -> Iterator[tuple[str, StoreError | None]]:
+    """As `delete_noted` for each key, begun in this order: the key, and the error if it failed.
+
+    Where the store is far several are under way at a time. `doomed` is used by this thread alone.
+    """
+    before: dict[str, bool] = {}
+
+    def begun() -> Iterator[Callable[[], None]]:
+        for key in keys:
+            before[key] = key in doomed
+            doomed.add(key)
+            yield partial(store.delete, key)
+
+    with closing(several(store, begun())) as answers:
+        for answer in answers:
+            key = next(iter(before))
+            was_doomed = before.pop(key)
+            try:
+                answer.result()
+            except StoreError as error:
+                yield key, error
+                continue
+            if not was_doomed:
+                doomed.discard(key)
+            yield key, None
 
 
 def delete_noted(store: Store, key: str, doomed: set[str]) -> None:
@@ -296,7 +335,8 @@ class FrameReads:
         reading: Reading | None = None,
     ) -> None:
         """Nothing is asked for yet; without `threads` each piece is when it is wanted."""
-        how = reading or reading_for(store)
+        self.reading = how = reading or reading_for(store)
+        self.num_bytes = record.frame.num_bytes
         self._tasks = deque(_tasks(store, keys, record, how.piece_bytes))
         self._threads = threads
         self._waiting: deque[tuple[_Task, Future[bytes]]] = deque()
@@ -376,7 +416,7 @@ class _Task:
         if not self.is_whole:
             return self.store.get_range(self.key, self.start, self.length)
         try:
-            blob = self.store.get(self.key, max_bytes=self.length)
+            blob = get_known(self.store, self.key, self.length)
         except NotFoundError:
             raise
         except StoreError:

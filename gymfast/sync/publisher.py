@@ -110,7 +110,11 @@ class Publisher:
             raise ConflictError(
                 f"run '{run}' exists in {self._store.url}: choose another run, or resume it"
             )
-        tip, entries = claim_epoch(self._log, self._clock, timeout_s, label or publisher_label())
+        try:
+            name = label or publisher_label()
+            tip, entries = claim_epoch(self._log, self._clock, timeout_s, name)
+        finally:
+            self._log.requests.close()  # only a claim reads several records at a time
         self._committer = Committer(self._log, self._clock, timeout_s, tip, entries)
         self._upkeep = Upkeep(self._log, self._committer, self._clock, keep)
         _log.info("run '%s': epoch %d, version %s", run, tip.epoch, tip.version)

@@ -16,7 +16,7 @@ from gymfast.delta import FrameInfo, inspect, verify
 from gymfast.delta.files import os_errors
 from gymfast.errors import BudgetError, FormatError
 from gymfast.stores.base import Store
-from gymfast.sync.budget import Reading, require_staging
+from gymfast.sync.budget import Reading, available_bytes, require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import FoldRecord, FrameRecord
@@ -113,11 +113,13 @@ class Stager:
     def require_room(self, plan: Plan) -> None:
         """Raises BudgetError with the numbers if the frames of the plan cannot all be staged.
 
-        What is left of a budget of memory says how much is read ahead.
+        What is left of a budget of memory says how much is read ahead; what was begun with more is
+        forgotten.
         """
         if self._folder is None:
             room = require_staging(plan.num_bytes, self._max_bytes, "memory")
             self._reading = self._reading_in(room)
+            self._drop_greedy()
             return
         if self._max_bytes is not None:
             require_staging(plan.num_bytes, self._max_bytes, str(self._folder))
@@ -128,18 +130,17 @@ class Stager:
                 f"{free} bytes free: make room, or name another staging_dir"
             )
 
-    def expect(self, record: FrameRecord) -> None:
+    def expect(self, record: FrameRecord, *, is_planned: bool = False) -> None:
         """Begins to read a frame that is likely to be fetched next, where the store is far away.
 
-        Of those that are not fetched yet, two are begun; more are not.
+        Of those that are not fetched yet, two are begun; more are not. `is_planned`: it is of the
+        plan that `require_room` looked at, and shares what that one leaves.
         """
         name = name_of(record)
         is_new = name not in self._ahead and len(self._ahead) < _MAX_EXPECTED
         if self._requests.is_far and is_new:
-            room = None
-            if self._folder is None and self._max_bytes is not None:
-                room = max(0, self._max_bytes - record.frame.num_bytes)
-            self._ahead[name] = reads = self._reads(record, self._reading_in(room))
+            reading = self._reading if is_planned else self._reading_before(record)
+            self._ahead[name] = reads = self._reads(record, reading)
             reads.start()
 
     def drop_expected(self, but: Collection[str] = ()) -> None:
@@ -200,6 +201,19 @@ class Stager:
     def _reads(self, record: FrameRecord, reading: Reading | None = None) -> FrameReads:
         how = reading or self._reading
         return FrameReads(self._store, self._keys, record, self._requests.threads, how)
+
+    def _reading_before(self, record: FrameRecord) -> Reading:
+        """How to read a frame of no plan yet: beside itself, and what was begun before it."""
+        limit = available_bytes() if self._max_bytes is None else self._max_bytes
+        if self._folder is not None or limit is None:
+            return reading_for(self._store)
+        begun = sum(reads.num_bytes for reads in self._ahead.values())
+        return self._reading_in(max(0, limit - begun - record.frame.num_bytes))
+
+    def _drop_greedy(self) -> None:
+        for name, reads in list(self._ahead.items()):
+            if reads.reading.memory_bytes > self._reading.memory_bytes:
+                self._ahead.pop(name).cancel()
 
     def _reading_in(self, room: int | None) -> Reading:
         """Where the store is far two frames share the room: one that is fetched, one begun."""
