@@ -83,17 +83,11 @@ def command(
 ) -> None:
     """Commit checkpoints as the next versions of a run.
 
-        STORE is a folder, made if it is not there, or a URL (docs/stores.md). Each
-    <<<<<<< HEAD
-        CHECKPOINT becomes one version: the first a full state (with --base a delta),
-        every further one a delta on the one before. This publisher takes the run over:
-        one that still runs elsewhere is fenced, and its next publish fails with exit
-        code 6.
-    =======
-        CHECKPOINT becomes one version: the first a full state (with --base a delta), every further one
-        a delta on the one before. This publisher takes the run over: one that still runs
-        elsewhere is fenced, and its next publish fails with exit code 6.
-    >>>>>>> fc
+    STORE is a folder, made if it is not there, or a URL (docs/stores.md). Each
+    CHECKPOINT becomes one version: the first a full state (with --base a delta),
+    every further one a delta on the one before. This publisher takes the run over:
+    one that still runs elsewhere is fenced, and its next publish fails with exit
+    code 6.
     """
     from gymfast.cli.sync.checkpoints import check_weights
     from gymfast.stores import open_store
