@@ -13,6 +13,7 @@ import msgspec
 
 from gymfast.integrations.admission_messages import (
     App,
+    BodyTooLongError,
     Message,
     Receive,
     Reply,
@@ -20,11 +21,14 @@ from gymfast.integrations.admission_messages import (
     again,
     answer,
     body_of,
+    close_socket,
     refuse,
     with_length,
 )
 from gymfast.integrations.admission_rules import (
+    EXACT_HEADER,
     FIELD,
+    MIN_HEADER,
     UPDATE_RETRY_S,
     Refusal,
     Served,
@@ -32,11 +36,30 @@ from gymfast.integrations.admission_rules import (
     decide,
     take_constraint,
 )
-from gymfast.integrations.engine_watch import CALLS, Ends, EngineWatch
+from gymfast.integrations.engine_calls import Ends, is_watched
+from gymfast.integrations.engine_watch import EngineWatch
 
 READY, VERSION = "/gymfast/ready", "/gymfast/version"
 FRESHNESS = "GYMFAST_FRESHNESS_S"
-_INFERENCE = ("/v1/", "/inference/", "/generate", "/invocations")
+_INFERENCE = (
+    "/v1/",
+    "/v2/",
+    "/inference/",
+    "/generate",
+    "/generative_scoring",
+    "/invocations",
+    "/vertex_generate",
+    "/api/chat",
+    "/api/generate",
+    "/classify",
+    "/cohere/",
+    "/encode",
+    "/pooling",
+    "/rerank",
+    "/score",
+)
+_METHODS = ("POST", "PUT")
+_ASKING = (MIN_HEADER.encode(), EXACT_HEADER.encode())
 _NO_INFERENCE = "lora_adapter"  # calls that load and unload adapters
 
 
@@ -55,13 +78,18 @@ class Admission:
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Answers one request, or has the application answer it."""
-        path = _path_of(scope) if scope["type"] == "http" else ""
+        kind = scope["type"]
+        path = _path_of(scope) if kind in ("http", "websocket") else ""
         self._num_servers = _num_servers(scope)
-        if path in (READY, VERSION):
+        if kind == "websocket":
+            await self._admit_socket(scope, receive, send)
+        elif kind != "http":
+            await self._app(scope, receive, send)
+        elif path in (READY, VERSION):
             await self._tell(path, send)
-        elif path in CALLS and scope["method"] == "POST":
+        elif is_watched(path, scope["method"]):
             await self._observe(path, scope, receive, send)
-        elif scope["type"] == "http" and scope["method"] == "POST" and _is_inference(path):
+        elif _asks(scope) or (scope["method"] in _METHODS and _is_inference(path)):
             await self._admit(scope, receive, send)
         else:
             await self._app(scope, receive, send)
@@ -124,13 +152,24 @@ class Admission:
             if not is_told:
                 self._watch.end(call, request.data, None, b"")
 
+    async def _admit_socket(self, scope: Message, receive: Receive, send: Send) -> None:
+        try:
+            refusal = decide(constraint_of(_headers_of(scope)), self._served())
+            reason = refusal.text if refusal else ""
+        except ValueError as error:
+            reason = str(error)
+        if reason:
+            await close_socket(receive, send, reason)
+        else:
+            await self._app(scope, receive, send)
+
     async def _admit(self, scope: Message, receive: Receive, send: Send) -> None:
-        headers = {name.decode("latin-1"): v.decode("latin-1") for name, v in scope["headers"]}
+        headers = _headers_of(scope)
         body: bytes | None = None
         try:
             constraint = constraint_of(headers)
-            if "json" in headers.get("content-type", ""):
-                body = await body_of(receive)
+            if scope["method"] in _METHODS and _may_be_json(headers):
+                body = await body_of(scope["headers"], receive)
                 if body is None:
                     return  # the client is gone
                 asked, shorter = take_constraint(body)
@@ -138,14 +177,16 @@ class Admission:
                     raise ValueError(f"the header asks for {constraint}, {FIELD} for {asked}")
                 constraint = constraint or asked
         except ValueError as error:
-            await refuse(send, Refusal(HTTPStatus.BAD_REQUEST, str(error), None, False))
+            is_long = isinstance(error, BodyTooLongError)
+            status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE if is_long else HTTPStatus.BAD_REQUEST
+            await refuse(send, Refusal(status, str(error), None, False))
             return
         served = self._served()
         if refusal := decide(constraint, served):
             await refuse(send, refusal)
             return
         if body is not None:
-            if len(shorter) != len(body):
+            if shorter is not body:
                 scope = {**scope, "headers": with_length(scope["headers"], len(shorter))}
             receive = again(shorter, receive)
         reply = Reply(send, constraint, served, self._served)
@@ -165,6 +206,20 @@ def _freshness_s() -> float | None:
 
 def _is_inference(path: str) -> bool:
     return path.startswith(_INFERENCE) and _NO_INFERENCE not in path
+
+
+def _asks(scope: Message) -> bool:
+    return any(name in _ASKING for name, _ in scope["headers"])
+
+
+def _headers_of(scope: Message) -> list[tuple[str, str]]:
+    return [(name.decode("latin-1"), v.decode("latin-1")) for name, v in scope["headers"]]
+
+
+def _may_be_json(headers: list[tuple[str, str]]) -> bool:
+    """True if a server may read the body as JSON: some do so where no type is given."""
+    kinds = [value.lower() for name, value in headers if name == "content-type"]
+    return not any(kinds) or any("json" in kind for kind in kinds)
 
 
 def _num_servers(scope: Message) -> int:

@@ -21,6 +21,12 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Message, Receive, Send], Awaitable[None]]
 Headers = Sequence[tuple[bytes, bytes]]
+MAX_BODY_BYTES = 64 << 20
+"""The longest body that is read to see which version it asks for: no key was asked for yet."""
+
+
+class BodyTooLongError(ValueError):
+    """A body is over the limit."""
 
 
 @dataclass
@@ -45,7 +51,7 @@ class Reply:
         elif message["type"] == "http.response.body" and self._is_replaced:
             return
         elif self._is_stream and not message.get("more_body") and "body" in message:
-            end = _text_of(self.now().exact)
+            end = _text_of(self.now().exact_since(self.at_start))
             comment = f": {END_HEADER} {end}\n\n".encode()
             await self.to_client({**message, "body": message["body"] + comment})
         else:
@@ -56,29 +62,42 @@ class Reply:
         names = {name.lower(): value for name, value in headers}
         start = self.at_start.exact
         headers.append((START_HEADER.encode(), _text_of(start).encode()))
+        now = self.now()
+        served = (END_HEADER.encode(), _text_of(now.exact_since(self.at_start)).encode())
+        refusal = mixed(self.constraint, self.at_start, now)
+        if refusal is not None and message["status"] == HTTPStatus.OK:
+            self._is_replaced = True
+            await refuse(self.to_client, refusal, [headers[-1], served])
+            return
         if b"content-length" in names:
-            end = self.now().exact
-            headers.append((END_HEADER.encode(), _text_of(end).encode()))
-            refusal = mixed(self.constraint, start, end)
-            if refusal is not None and message["status"] == HTTPStatus.OK:
-                self._is_replaced = True
-                await refuse(self.to_client, refusal, headers[-2:])
-                return
+            headers.append(served)
         elif b"text/event-stream" in names.get(b"content-type", b""):
             self._is_stream = bool(self.constraint)
         await self.to_client({**message, "headers": headers})
 
 
-async def body_of(receive: Receive) -> bytes | None:
-    """The whole body; None if its client went away."""
-    parts = []
+async def body_of(headers: Headers, receive: Receive) -> bytes | None:
+    """The whole body; None if its client went away. Raises BodyTooLongError, where told unread."""
+    for name, value in headers:
+        if name == b"content-length" and value.isdigit():
+            _check_length(int(value[:20]))
+    parts, num_bytes = [], 0
     while True:
         message = await receive()
         if message["type"] != "http.request":
             return None
         parts.append(message.get("body", b""))
+        num_bytes += len(parts[-1])
+        _check_length(num_bytes)
         if not message.get("more_body"):
             return b"".join(parts)
+
+
+def _check_length(num_bytes: int) -> None:
+    if num_bytes > MAX_BODY_BYTES:
+        raise BodyTooLongError(
+            f"the body is longer than {MAX_BODY_BYTES} bytes, the limit of admission"
+        )
 
 
 def again(body: bytes, receive: Receive) -> Receive:
@@ -106,6 +125,12 @@ async def refuse(send: Send, refusal: Refusal, more: Headers = ()) -> None:
     served = (START_HEADER.encode(), _text_of(refusal.served_version).encode())
     headers = list(more) or [served]
     await answer(send, refusal.status, refusal.body, retry_s=refusal.retry_s, more=headers)
+
+
+async def close_socket(receive: Receive, send: Send, reason: str) -> None:
+    """Refuses a websocket before it is opened; its client may come again."""
+    await receive()
+    await send({"type": "websocket.close", "code": 1013, "reason": reason[:100]})
 
 
 async def answer(

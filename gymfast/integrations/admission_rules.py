@@ -5,10 +5,12 @@ See docs/serving.md.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
 import msgspec
 
@@ -22,7 +24,9 @@ UPDATE_RETRY_S = 1
 BEHIND_RETRY_S = 1
 """Seconds after which a request for a version that is not here yet may come again."""
 _COUNT = re.compile(r"[0-9]{1,16}")
-_MARK = f'"{FIELD}"'.encode()
+_HEADERS = {MIN_HEADER: "min_version", EXACT_HEADER: "exact_version"}
+_MARKS = (f'"{FIELD}"'.encode(), b"\\u00", b"\0")
+"""A body may have the field only if it has one of these: its name, or a name in other letters."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Served:
     """What an engine serves: nothing unless it is CLEAN and has a version.
 
     `is_paused`: what is asked now is answered after an update, with weights not known yet.
-    `age_s` are the seconds since the version came, None if that is unknown.
+    `age_s` are the seconds since the version came, None if that is unknown. `num_changes` grows
+    with each version and each failure: the same version may have come back.
     """
 
     state: State = State.EMPTY
@@ -39,6 +44,7 @@ class Served:
     is_stale: bool = False
     age_s: float | None = None
     error: str = ""
+    num_changes: int = 0
 
     @classmethod
     def by(cls, status: SubscriberStatus) -> Served:
@@ -49,6 +55,16 @@ class Served:
     def exact(self) -> int | None:
         """The version that the weights are exactly; None if they may be anything."""
         return self.version if self.state is State.CLEAN else None
+
+    @property
+    def may_be_anything(self) -> bool:
+        """True if no request may be answered with these weights, whatever it asks."""
+        return self.state in (State.INCONSISTENT, State.HEALING)
+
+    def exact_since(self, start: Served) -> int | None:
+        """The version, None if another, or a failure, came between `start` and now."""
+        same = self.exact != start.exact or self.num_changes == start.num_changes
+        return self.exact if same else None
 
     @property
     def problem(self) -> str:
@@ -114,9 +130,9 @@ def decide(constraint: Constraint, served: Served) -> Refusal | None:
     Without a constraint only weights that may be anything are a reason. An engine never goes back,
     so an exact version that it has passed is never here again.
     """
-    if served.state is State.INCONSISTENT or (constraint and _is_moving(served)):
+    if served.may_be_anything or (constraint and _is_moving(served)):
         unavailable = HTTPStatus.SERVICE_UNAVAILABLE
-        return Refusal(unavailable, served.problem, served.version, True, UPDATE_RETRY_S)
+        return Refusal(unavailable, served.problem, served.exact, True, UPDATE_RETRY_S)
     if not constraint:
         return None
     version = served.exact
@@ -134,50 +150,88 @@ def decide(constraint: Constraint, served: Served) -> Refusal | None:
     return Refusal(HTTPStatus.CONFLICT, text, version, True, BEHIND_RETRY_S)
 
 
-def mixed(constraint: Constraint, start: int | None, end: int | None) -> Refusal | None:
-    """Why an answer may not be given: its tokens are of other weights than the exact ones asked."""
-    if constraint.exact_version is None or start == end:
+def mixed(constraint: Constraint, start: Served, end: Served) -> Refusal | None:
+    """Why an answer may not be given: its tokens are of other weights than the exact ones asked.
+
+    The engine may be asked again where the version is back, or may come back: a refused update
+    leaves it.
+    """
+    wanted, now = constraint.exact_version, end.exact
+    if wanted is None or start.exact == end.exact_since(start):
         return None
+    came = "unknown weights" if now is None else f"version {now}"
+    if now == start.exact:
+        came = f"{came} again, after others"
     text = (
         f"the request asks for {constraint}, but an update came while it ran: begun with "
-        f"version {start}, ended with {'unknown weights' if end is None else f'version {end}'}"
+        f"version {start.exact}, ended with {came}"
     )
-    return Refusal(HTTPStatus.CONFLICT, text, end, False)
+    may_come = now is None or now <= wanted
+    return Refusal(HTTPStatus.CONFLICT, text, now, may_come, UPDATE_RETRY_S if may_come else 0)
 
 
-def constraint_of(headers: Mapping[str, str]) -> Constraint:
+def constraint_of(headers: Iterable[tuple[str, str]]) -> Constraint:
     """What the headers ask, by their lower-case names. Raises ValueError for no version."""
     found: dict[str, int] = {}
-    for name, header in (("min_version", MIN_HEADER), ("exact_version", EXACT_HEADER)):
-        text = headers.get(header)
-        if text is not None:
-            if not _COUNT.fullmatch(text.strip()):
-                raise ValueError(f"header {header} is {text[:40]!r}, expected a version")
-            found[name] = int(text)
+    for header, text in headers:
+        if header not in _HEADERS:
+            continue
+        if _HEADERS[header] in found:
+            raise ValueError(f"header {header} is given twice, expected it once")
+        if not _COUNT.fullmatch(text.strip()):
+            raise ValueError(f"header {header} is {text[:40]!r}, expected a version")
+        found[_HEADERS[header]] = int(text)
     return Constraint(**found)
 
 
 def take_constraint(body: bytes) -> tuple[Constraint, bytes]:
     """What the field of a JSON body asks, and the body without the field.
 
-    A body without such an object is as it was; what is no JSON is for the engine to refuse.
-    Raises ValueError for a field that asks for no version.
+    A body without the field is as it was; what is no JSON is for the engine to refuse, unless it
+    may ask for a version. Raises ValueError for that, and for a field that asks for no version.
     """
-    if _MARK not in body:
+    if not any(mark in body for mark in _MARKS):
         return Constraint(), body
-    try:
-        fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-        asked = msgspec.json.decode(fields[FIELD]) if FIELD in fields else None
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    fields, is_plain = _fields_of(body)
+    asked = fields.get(FIELD)
+    if isinstance(asked, msgspec.Raw):
+        asked = _value_of(asked)
+    if asked is None:
         return Constraint(), body
-    if not isinstance(asked, dict):  # such as the name of a version, in a call of an engine
-        return Constraint(), body
-    unknown = sorted(set(asked) - {"min_version", "exact_version"})
-    if unknown or not all(_is_count(value) for value in asked.values()):
+    if not isinstance(asked, dict) or not asked or not _is_constraint(asked):
         shown = str(asked)[:80]
         raise ValueError(f"{FIELD} is {shown}, expected min_version or exact_version, a number")
+    constraint = Constraint(**asked)
     del fields[FIELD]
-    return Constraint(**asked), msgspec.json.encode(fields)
+    return constraint, msgspec.json.encode(fields) if is_plain else json.dumps(fields).encode()
+
+
+def _value_of(raw: msgspec.Raw) -> object:
+    try:
+        return msgspec.json.decode(raw)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ValueError(f"{FIELD} cannot be read: {error}") from None
+
+
+def _fields_of(body: bytes) -> tuple[dict[str, Any], bool]:
+    """The fields of a JSON object, none of other JSON; True if the values are as they were sent.
+
+    What msgspec refuses, engines may read all the same: NaN, half of a pair of surrogates, UTF-16.
+    """
+    try:
+        return msgspec.json.decode(body, type=dict[str, msgspec.Raw]), True
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        pass
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        if _MARKS[0] in body:
+            raise ValueError(
+                f"the body has {FIELD} in it and cannot be read as JSON, so what it asks for is "
+                "not known"
+            ) from None
+        return {}, True
+    return (value if isinstance(value, dict) else {}), False
 
 
 def _is_moving(served: Served) -> bool:
@@ -186,6 +240,10 @@ def _is_moving(served: Served) -> bool:
 
 def _because(error: str) -> str:
     return f": {error}" if error else ""
+
+
+def _is_constraint(asked: dict[str, object]) -> bool:
+    return set(asked) <= set(_HEADERS.values()) and all(map(_is_count, asked.values()))
 
 
 def _is_count(value: object) -> bool:

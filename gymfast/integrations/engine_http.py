@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection, IncompleteRead
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -12,6 +14,8 @@ from urllib.parse import urlsplit
 import msgspec
 
 from gymfast.errors import ChannelError
+
+_PART_BYTES = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -37,8 +41,17 @@ class EngineHttp:
     """One server. Not thread-safe; each call is one connection."""
 
     def __init__(self, url: str, *, api_key: str | None, timeout_s: float) -> None:
-        """Raises ValueError for an address that is not one of http or https, or names no host."""
+        """`timeout_s` bounds each wait, and the whole of an answer's body.
+
+        Raises ValueError for an address that is not one of http or https, names no host, or holds
+        a user's name.
+        """
         parts = urlsplit(url)
+        if "@" in parts.netloc:  # not shown: what is before it may be a password
+            raise ValueError(
+                f"a url of {parts.hostname!r} has a user's name before the host, which is not "
+                "sent: leave it out, and give a key as api_key"
+            )
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url is {url!r}, expected http://HOST:PORT or https://HOST:PORT")
         if _is_wildcard(parts.hostname):
@@ -76,9 +89,11 @@ class EngineHttp:
         try:
             sent = {**self._headers, **(headers or {})}
             connection.request(method, self._parts.path.rstrip("/") + path, body, sent)
+            held = connection.sock  # the connection lets go of it if this is its last answer
             response = connection.getresponse()
             told = {name.lower(): value for name, value in response.getheaders()}
-            return replace(_answer(response.status, response.read()), headers=told)
+            data = _body(response, held, self._timeout_s)
+            return replace(_answer(response.status, data), headers=told)
         except (OSError, HTTPException) as error:
             raise ChannelError(
                 f"{self.url}{path} gave no answer (limit {self._timeout_s:g} s): {error!r}; what "
@@ -93,6 +108,25 @@ class EngineHttp:
         if not answer.is_success:
             raise ChannelError(f"{self.url}{path} answered {answer.code}: {answer.text}")
         return answer.body
+
+
+def _body(response: HTTPResponse, held: socket.socket, limit_s: float) -> bytes:
+    """The whole body. Raises TimeoutError for one that drips in for longer than the limit."""
+    parts, left, end_s = [], response.length, time.monotonic() + limit_s
+    while left is None or left > 0:  # None: in chunks, or to the end of the connection
+        part = response.read1(_PART_BYTES if left is None else min(left, _PART_BYTES))
+        if not part:
+            break
+        parts.append(part)
+        left = None if left is None else left - len(part)
+        left_s = end_s - time.monotonic()
+        if left_s <= 0 and left != 0:
+            raise TimeoutError("the body of the answer did not end")
+        held.settimeout(max(left_s, 0.001))
+    data = b"".join(parts)
+    if left:
+        raise IncompleteRead(data, left)
+    return data
 
 
 def _is_wildcard(host: str) -> bool:

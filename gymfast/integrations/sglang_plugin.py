@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -29,9 +30,16 @@ def register() -> None:
     target = f"{UPDATER}.load_weights_from_distributed"
     HookRegistry.register(target, load_received, HookType.AROUND)
     HookRegistry.register(f"{MANAGER}.begin_weight_update", begin_awake, HookType.AROUND)
-    # Only the first process has the HTTP server, and the others need not load it.
-    if os.environ.get(ADMISSION) == "1" and multiprocessing.parent_process() is None:
+    if os.environ.get(ADMISSION) == "1" and _may_serve():
         HookRegistry.register(RUN_SERVER, add_admission, HookType.BEFORE)
+
+
+def _may_serve() -> bool:
+    """True unless this is a child without the HTTP server, which it would load for nothing.
+
+    slime and miles run the whole server in a child; it has imported the server to be run there.
+    """
+    return multiprocessing.parent_process() is None or SERVER in sys.modules
 
 
 def load_received(

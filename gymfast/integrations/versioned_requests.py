@@ -6,6 +6,7 @@ The other side is `gymfast.integrations.admission`. See docs/serving.md.
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from gymfast.integrations.engine_http import Answer, EngineHttp
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
+_COUNT = re.compile(r"[0-9]{1,16}")
 _AGAIN = (HTTPStatus.CONFLICT, HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
 
 
@@ -73,7 +75,10 @@ class VersionedRequests:
         timeout_s: float = 300.0,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """`timeout_s` bounds each attempt. Raises ValueError for no engine, or a bad address."""
+        """`timeout_s` bounds each attempt, the time to answer included.
+
+        Raises ValueError for no engine, or a bad address.
+        """
         if not urls:
             raise ValueError("no engine is named, expected at least one URL")
         self._engines = [EngineHttp(url, api_key=api_key, timeout_s=timeout_s) for url in urls]
@@ -91,8 +96,10 @@ class VersionedRequests:
     ) -> VersionedAnswer:
         """The answer of an engine that serves what is asked for.
 
-        Raises DeadlineError if none does within `patience_s`, ChainError if none ever will (all
-        have passed that version), ChannelError for any other answer that is no success.
+        After `patience_s` no further engine is asked, but each once if that is 0: one that took the
+        request in time may answer later. Raises DeadlineError if none took it, ChainError if none
+        ever will (all have passed that version), ChannelError for any other answer that is no
+        success, or is not of the version that was asked for.
         """
         asked = Constraint(min_version, exact_version)
         headers = {MIN_HEADER: min_version, EXACT_HEADER: exact_version}
@@ -106,6 +113,9 @@ class VersionedRequests:
                 if answer.code == HTTPStatus.OK:
                     return _checked(answer, engine.url, asked)
                 why = f"{engine.url} answered {answer.code}: {answer.text}"
+                is_silent = not answer.headers and patience_s > 0
+                if is_silent and time.monotonic() >= end_s:  # the next would take as long
+                    raise DeadlineError(_too_late(patience_s, why))
                 if may_retry(answer.code, answer.body):
                     wait_s = pause_s(num_rounds, answer.headers, self._turn.random())
                 elif answer.code == HTTPStatus.CONFLICT:
@@ -114,7 +124,7 @@ class VersionedRequests:
                     raise ChannelError(why)
             num_rounds += 1
             if left and time.monotonic() + wait_s >= end_s:
-                raise DeadlineError(f"no engine took the request within {patience_s:g} s: {why}")
+                raise DeadlineError(_too_late(patience_s, why))
             self._sleep(wait_s)
         raise ChainError(f"no engine serves {asked} any more: {why}")
 
@@ -136,8 +146,25 @@ def _checked(answer: Answer, url: str, asked: Constraint) -> VersionedAnswer:
             f"{url} does not say which version it serves: start it with gymfast's admission "
             "(docs/serving.md)"
         )
+    if start is not None and not _holds(asked, start, end):
+        raise ChannelError(
+            f"{url} was asked for {asked} and answered with version {start} at the start and "
+            f"{'an unknown one' if end is None else end} at the end: is there an admission of "
+            "gymfast, or does something between change the headers?"
+        )
     return VersionedAnswer(answer.body, url, start, end)
 
 
+def _holds(asked: Constraint, start: int, end: int | None) -> bool:
+    exact = asked.exact_version
+    if exact is not None:
+        return start == exact and end in (None, exact)
+    return start >= (asked.min_version or 0)
+
+
+def _too_late(patience_s: float, why: str) -> str:
+    return f"no engine took the request within {patience_s:g} s: {why}"
+
+
 def _version(text: str | None) -> int | None:
-    return int(text) if text and text.isdecimal() else None
+    return int(text) if text and _COUNT.fullmatch(text) else None

@@ -135,6 +135,8 @@ def test_another_request_is_a_conflict(
         ({"weight_version": {"min_version": True}}, {}),
         ({"weight_version": {"min_version": 2**60}}, {}),
         ({"weight_version": {"newest": 1}}, {}),
+        ({"weight_version": {}}, {}),
+        ({"weight_version": "7"}, {}),
         ({"weight_version": {"min_version": 1, "exact_version": 1}}, {}),
         ({"weight_version": {"min_version": 1}}, {"X_Gymfast_Min_Version": "2"}),
         ({}, {"X_Gymfast_Min_Version": "seven"}),

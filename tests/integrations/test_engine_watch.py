@@ -15,7 +15,8 @@ from gymfast.integrations.admission_rules import (
     mixed,
     take_constraint,
 )
-from gymfast.integrations.engine_watch import Ends, EngineWatch
+from gymfast.integrations.engine_calls import Ends
+from gymfast.integrations.engine_watch import EngineWatch
 from gymfast.integrations.sglang_messages import LOADER, RECORD
 from gymfast.integrations.vllm_ranks import FLAGGED
 from gymfast.sync import State
@@ -180,7 +181,7 @@ def test_every_state_and_constraint_has_one_decision() -> None:
                         exact = constraint.exact_version
                         assert version == exact if exact is not None else version >= 5
                     elif refusal is None:
-                        assert state is not State.INCONSISTENT
+                        assert state not in (State.INCONSISTENT, State.HEALING)
                     else:
                         assert refusal.text and (refusal.retry_s > 0) is refusal.is_retryable
 
@@ -191,11 +192,10 @@ def test_every_state_and_constraint_has_one_decision() -> None:
         b"",
         b"\xff\xfe",
         b'["weight_version"]',
-        b'{"weight_version"',
-        b'{"weight_version": "7"}',
         b'{"weight_version": null}',
         b'{"a": {"weight_version": {"min_version": 1}}}',
-        b"[" * 100_000 + b'"weight_version"',
+        b"\xff\xfe" + b"\0",
+        b"[" * 100_000 + b"\\u0077",
         b'{"prompt": "the \\"weight_version\\" field"}',
     ],
 )
@@ -209,18 +209,195 @@ def test_the_rest_of_a_body_keeps_its_bytes() -> None:
         Constraint(min_version=3),
         b'{"a":1.10,"b":"\\u00e9","c":[1e400]}',
     )
-    assert not take_constraint(b'{"weight_version":{}}')[0]
 
 
 @pytest.mark.parametrize("text", ["", "1.0", "0x1", "-1", "1" * 17, "٣"])
 def test_headers_that_name_no_version_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match="expected a version"):
-        constraint_of({"x-gymfast-min-version": text})
+        constraint_of([("x-gymfast-min-version", text)])
+
+
+def test_a_header_that_is_given_twice_is_refused() -> None:
+    header = ("x-gymfast-exact-version", "7")
+    with pytest.raises(ValueError, match="given twice"):
+        constraint_of([header, header])
+
+
+ASKED = b'{"prompt": "a", "weight_version": {"exact_version": 3}}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        ASKED,
+        b"\xef\xbb\xbf" + ASKED,
+        ASKED.decode().encode("utf-16"),
+        ASKED.replace(b"weight_", b"weight\\u005f"),
+        ASKED.replace(b'"a"', b"NaN"),
+        ASKED.replace(b'"a"', b'"\\ud800"'),
+    ],
+)
+def test_what_an_engine_reads_is_read(body: bytes) -> None:
+    constraint, rest = take_constraint(body)
+    assert constraint == Constraint(exact_version=3)
+    assert list(json.loads(rest)) == ["prompt"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"weight_version"',
+        b'{"weight_version": "7"}',
+        b'{"weight_version": 7}',
+        b'{"weight_version": [7]}',
+        b'{"weight_version": {}}',
+        b'{"prompt": "\xe9", "weight_version": {"exact_version": 3}} x',
+        b"[" * 100_000 + b'"weight_version"',
+    ],
+)
+def test_a_body_that_may_ask_for_a_version_is_not_passed_on_unread(body: bytes) -> None:
+    with pytest.raises(ValueError, match="weight_version"):
+        take_constraint(body)
+
+
+def clean(version: int | None, num_changes: int = 1) -> Served:
+    return Served(State.EMPTY if version is None else State.CLEAN, version, num_changes=num_changes)
 
 
 def test_only_an_exact_request_minds_an_update_that_came_while_it_ran() -> None:
-    assert mixed(Constraint(min_version=1), 1, 2) is None
-    assert mixed(Constraint(exact_version=1), 1, 1) is None
-    for end in (2, None):
-        refusal = mixed(Constraint(exact_version=1), 1, end)
-        assert refusal is not None and not refusal.is_retryable
+    assert mixed(Constraint(min_version=1), clean(1), clean(2, 2)) is None
+    assert mixed(Constraint(exact_version=1), clean(1), clean(1)) is None
+    for end, may_come in ((2, False), (None, True)):
+        refusal = mixed(Constraint(exact_version=1), clean(1), clean(end, 2))
+        assert refusal is not None and refusal.is_retryable is may_come
+
+
+def test_a_version_that_went_and_came_back_is_not_the_same() -> None:
+    watch = EngineWatch()
+    start = run(watch, sglang(OTHER, weight_version="7"))
+    run(watch, ("/update_weights_from_disk", {}, 500, {}))
+    end = run(watch, sglang(OTHER, weight_version="7"))
+    assert (start.exact, end.exact, end.exact_since(start)) == (7, 7, None)
+    refusal = mixed(Constraint(exact_version=7), start, end)
+    assert refusal is not None and refusal.is_retryable
+
+
+def test_a_refusal_names_no_version_of_weights_that_may_be_anything() -> None:
+    watch = EngineWatch()
+    run(watch, sglang(OTHER, weight_version="7"))
+    refusal = decide(Constraint(), run(watch, ("/update_weights_from_disk", {}, 500, {})))
+    assert refusal is not None and refusal.served_version is None
+
+
+BUCKET = "/update_weights_from_distributed"
+
+
+def end(watch: EngineWatch, call: Any, body: Any, status: int) -> Served:
+    answer = json.dumps({"success": status == 200}).encode()
+    watch.end(call, json.dumps(body).encode(), status, answer)
+    return watch.served
+
+
+@pytest.mark.parametrize("refused", [401, 404, 422])
+@pytest.mark.parametrize("is_stranger_first", [True, False])
+def test_a_call_that_is_refused_while_weights_load_says_nothing_about_them(
+    refused: int, is_stranger_first: bool
+) -> None:
+    watch = EngineWatch()
+    run(watch, sglang(OTHER, weight_version="7"))
+    calls = [watch.begin(BUCKET), watch.begin(BUCKET)]
+    stranger, real = calls if is_stranger_first else reversed(calls)
+    assert end(watch, stranger, {}, refused).state is State.APPLYING
+    assert end(watch, real, {"weight_version": "8"}, 200).exact == 8
+
+
+@pytest.mark.parametrize("order", [[0, 1], [1, 0]])
+def test_calls_that_are_all_refused_leave_the_old_version(order: list[int]) -> None:
+    watch = EngineWatch()
+    run(watch, sglang(OTHER, weight_version="7"))
+    calls = [watch.begin(BUCKET), watch.begin(BUCKET)]
+    for index in order:
+        assert watch.served.state is State.APPLYING
+        end(watch, calls[index], {}, 404)
+    assert watch.served.exact == 7
+
+
+@pytest.mark.parametrize("is_stranger_last", [True, False])
+def test_loads_side_by_side_are_served_when_the_last_has_ended(is_stranger_last: bool) -> None:
+    watch = EngineWatch()
+    calls = [watch.begin(BUCKET), watch.begin(BUCKET)]
+    assert end(watch, calls[0], {"weight_version": "8"}, 200).state is State.FILLING
+    last = 404 if is_stranger_last else 200
+    assert end(watch, calls[1], {"weight_version": "8"}, last).exact == 8
+
+
+def test_a_load_that_ran_beside_a_failure_does_not_heal() -> None:
+    watch = EngineWatch()
+    first, second = watch.begin(BUCKET), watch.begin(BUCKET)
+    end(watch, first, {}, 500)
+    third = watch.begin(BUCKET)
+    assert end(watch, second, {"weight_version": "8"}, 200).state is State.INCONSISTENT
+    assert end(watch, third, {"weight_version": "8"}, 200).state is State.INCONSISTENT
+
+
+def test_a_stray_call_between_the_calls_of_an_update_is_ignored() -> None:
+    watch = EngineWatch()
+    stray = ("/update_weights_from_disk", {}, 404, {})
+    run(watch, ok("/pause"), ok("/update_weights", update_info={"names": ["w"]}), stray)
+    assert watch.served.problem == "an update is under way"
+    assert run(watch, ok("/finish_weight_update", weight_version="8"), ok("/resume")).exact == 8
+
+
+@pytest.mark.parametrize("statuses", [(200, 400, None), (200, 500, 200), (500, 200, 200)])
+@pytest.mark.parametrize("fields", [{}, {"weight_version": "8"}])
+def test_a_later_bucket_of_a_broken_update_does_not_heal(
+    statuses: tuple[int | None, ...], fields: dict[str, str]
+) -> None:
+    watch = EngineWatch()
+    run(watch, sglang(OTHER, weight_version="7"), PAUSE)
+    for status in filter(None, statuses):
+        run(watch, (BUCKET, fields, status, {"success": status == 200}))
+    for call in (ok("/update_weight_version", new_version="8"), GO_ON):
+        assert run(watch, call).state is State.INCONSISTENT
+    repair = ok(BUCKET, weight_version="9")
+    assert run(watch, PAUSE, repair, GO_ON).exact == 9, "a whole update heals"
+
+
+def test_buckets_with_a_version_are_served_when_the_pause_ends() -> None:
+    watch = EngineWatch()
+    bucket = ok(BUCKET, weight_version="8")
+    assert run(watch, PAUSE, bucket).state is State.FILLING
+    assert run(watch, ok("/update_weight_version", new_version="8")).exact is None
+    assert run(watch, bucket, bucket).exact is None
+    assert run(watch, GO_ON).exact == 8
+
+
+@pytest.mark.parametrize("status", [0, 400, 500])
+@pytest.mark.parametrize("path", ["/finish_weight_update", "/end_weight_update"])
+def test_an_update_whose_end_fails_leaves_anything(path: str, status: int) -> None:
+    watch = EngineWatch()
+    run(watch, ok("/update_weight_version", new_version="7"), ok("/pause"))
+    run(watch, ok("/update_weights", update_info={"names": ["w"]}))
+    assert run(watch, (path, {}, status, {}), ok("/resume")).state is State.INCONSISTENT
+
+
+def test_an_end_without_an_update_changes_nothing() -> None:
+    watch = EngineWatch()
+    run(watch, ok("/update_weight_version", new_version="7"))
+    assert run(watch, ("/end_weight_update", {}, 400, {})).exact == 7
+
+
+def test_an_update_that_was_begun_and_left_has_no_version() -> None:
+    watch = EngineWatch()
+    run(watch, ok("/update_weight_version", new_version="7"), ok("/pause"))
+    kept = ok("/start_weight_update", is_checkpoint_format=False)
+    assert run(watch, kept, ok("/resume")).exact == 7, "our updates change nothing there"
+    assert run(watch, ok("/pause"), ok("/start_weight_update")).exact is None
+    assert run(watch, ok("/resume")).state is State.EMPTY
+
+
+def test_weights_that_a_check_overwrote_are_not_served() -> None:
+    watch = EngineWatch()
+    run(watch, ok("/update_weight_version", new_version="7"))
+    assert run(watch, ok("/weights_checker", action="checksum")).exact == 7
+    assert run(watch, ok("/weights_checker", action="reset_tensors")).state is State.INCONSISTENT

@@ -131,15 +131,28 @@ def app(monkeypatch: pytest.MonkeyPatch) -> App:
 
 
 @pytest.mark.parametrize(
-    ("setting", "is_first", "admits"),
-    [("1", True, True), ("0", True, False), ("", True, False), ("1", False, False)],
+    ("setting", "is_child", "has_server", "admits"),
+    [
+        ("1", False, False, True),
+        ("1", True, True, True),  # slime and miles run the server in a child
+        ("1", True, False, False),  # a scheduler
+        ("0", False, True, False),
+        ("", True, True, False),
+    ],
 )
-def test_admission_is_for_the_first_process_and_where_it_is_asked_for(
-    app: App, monkeypatch: pytest.MonkeyPatch, setting: str, is_first: bool, admits: bool
+def test_admission_is_for_the_process_of_the_server_and_where_it_is_asked_for(
+    app: App,
+    monkeypatch: pytest.MonkeyPatch,
+    setting: str,
+    is_child: bool,
+    has_server: bool,
+    admits: bool,
 ) -> None:
     monkeypatch.setenv("GYMFAST_ADMISSION", setting)
-    parent = None if is_first else object()
+    parent = object() if is_child else None
     monkeypatch.setattr("multiprocessing.parent_process", lambda: parent)
+    if not has_server:
+        monkeypatch.delitem(sys.modules, SERVER)
     register()
     assert (RUN_SERVER in Registry.targets) is admits
     assert len(Registry.targets) == 2 + admits
