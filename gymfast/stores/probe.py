@@ -34,7 +34,8 @@ def check_create_only(
     Raises StoreError that names the store and what it did.
     """
     if not store.has_create_only:
-        _require_writable(store, f"{prefix}/{secrets.token_hex(16)}")
+        if getattr(store, "is_read_only", False):
+            store.create(f"{prefix}/{secrets.token_hex(16)}", b"")  # says so better
         raise StoreError(_refusal(store, "says that it has no create-only writes"))
     now_us = max(0, time.time_ns() // 1000 if now_us is None else now_us)
     keys = [f"{prefix}/{now_us:016x}{secrets.token_hex(8)}" for _ in range(2)]
@@ -44,12 +45,6 @@ def check_create_only(
     finally:
         for key in keys:
             store.delete(key)
-
-
-def _require_writable(store: Store, key: str) -> None:
-    """Raises the store's own StoreError if it is only read: a single writer could not write."""
-    store.put(key, b"")
-    store.delete(key)
 
 
 def probe_time_us(key: str) -> int | None:

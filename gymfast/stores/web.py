@@ -14,6 +14,8 @@ from gymfast.stores.objects import ObjectStore
 class HttpStore(ObjectStore):
     """Objects of a web server, to be read; lists need WebDAV (PROPFIND)."""
 
+    is_read_only = True
+
     def __init__(self, url: str, *, timeout_s: float = 15.0, retry_s: float = 30.0) -> None:
         super().__init__(url, timeout_s=timeout_s, retry_s=retry_s)
         self.has_create_only = False

@@ -136,12 +136,12 @@ class History:
         def nonce() -> str:
             return f"{rng.getrandbits(128):032x}"
 
+        virtual = types.SimpleNamespace(monotonic=lambda: clock.now_s)
         with (
             mock.patch("gymfast.sync.committer.new_nonce", nonce),
             mock.patch("gymfast.sync.epoch.new_nonce", nonce),
-            mock.patch(
-                "gymfast.sync.relay.time", types.SimpleNamespace(monotonic=lambda: clock.now_s)
-            ),
+            mock.patch("gymfast.sync.relay.time", virtual),
+            mock.patch("gymfast.sync.relay_answers.time", virtual),
         ):
             yield
 

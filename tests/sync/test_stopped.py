@@ -282,11 +282,15 @@ BOUNDED_STORES = {
     "objects.py _get_parts": "requests of obstore have time-outs",
 }
 BOUNDED_SYNC = {
+    "cleaner.py _num_bytes": "a request to a store, which has deadlines of its own",
     "fetcher.py _require_kept": "a look at a store, which has deadlines of its own",
+    "fold_maker.py _has_objects": "a request to a store, which has deadlines of its own",
     "lease.py _write": "a write to a store that is near",
     "log.py _settled": "a read of a store, which has deadlines of its own",
     "objects.py _in_order": "a read of a store, which has deadlines of its own",
     "objects.py _take": "a put to a store, which has deadlines of its own",
+    "objects.py delete_all_noted": "a request to a store, which has deadlines of its own",
+    "objects.py is_confirmed": "a request to a store, which has deadlines of its own",
     "relay.py have": "a read of a store, which has deadlines of its own",
     "relay_answers.py _settled": "the answer is there",
     "relay_answers.py fresh": "a read of a store, which has deadlines of its own",
