@@ -39,7 +39,7 @@ TEMPORARY_MAX_AGE_S = 86400.0
 _PIECE_BYTES = 8 << 20
 _SLOWEST_BYTES_PER_S = 256 << 10
 _MAX_OFFSET = 1 << 53
-_NUM_READS = 3
+_NUM_READS = 8
 _TEMPORARY = ".tmp-"
 
 # Packages whose files are objects: they appear whole, and pipe_file(mode="create") is a condition.
