@@ -78,7 +78,7 @@ def test_an_answer_that_drips_in_is_given_up(head: str) -> None:
 def test_an_answer_that_is_cut_off_is_none() -> None:
     with (
         answering("Content-Length: 9", b"{}") as url,
-        pytest.raises(ChannelError, match="gave no answer|IncompleteRead"),
+        pytest.raises(ChannelError, match=r"gave no answer|IncompleteRead"),
     ):
         VersionedRequests([url]).post("/", {})
 
