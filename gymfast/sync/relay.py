@@ -57,13 +57,15 @@ class RelayCache:
     ) -> None:
         """Nothing is fetched yet; `folder` (default: that for temporary files) holds the objects.
 
-        Raises ValueError if not even one object fits.
+        Raises ValueError if not even one object fits, or `freshness_s` is no time.
         """
         if max_bytes < MAX_OBJECT_BYTES:
             raise ValueError(
                 f"the relay is to keep {max_bytes} bytes, but one object may have "
                 f"{MAX_OBJECT_BYTES}: give it at least that"
             )
+        if not freshness_s >= 0:
+            raise ValueError(f"freshness_s is {freshness_s}, expected 0 or more seconds")
         self.upstream = upstream
         self.url = f"relay of {upstream.url}"
         self.fetched_bytes = 0

@@ -319,6 +319,12 @@ def test_R69_objects_let_go_while_they_are_read_stay_whole() -> None:
     relay.close()
 
 
+@pytest.mark.parametrize("limit_s", [float("nan"), -1.0])
+def test_a_freshness_that_is_none_is_refused(limit_s: float) -> None:
+    with pytest.raises(ValueError, match="freshness_s is"):
+        RelayCache(MemoryStore(), max_bytes=MAX_OBJECT_BYTES, freshness_s=limit_s)
+
+
 def test_I11_answers_stay_within_their_bytes_and_the_oldest_unused_goes(monkeypatch) -> None:
     monkeypatch.setattr(relay_answers, "_MAX_BYTES", 10_000)
     monkeypatch.setattr(relay_answers, "_RECORD_FRESHNESS_S", 1000.0)
