@@ -15,6 +15,7 @@ from gymfast.delta.tensors import Weights
 from gymfast.errors import ConflictError, GymfastError, StoreError
 from gymfast.stores import check_create_only, open_store
 from gymfast.stores.base import Store
+from gymfast.sync.ahead import Notes
 from gymfast.sync.bandwidth import limited
 from gymfast.sync.candidate import Advance, Candidate, Written
 from gymfast.sync.clock import Clock, SystemClock
@@ -32,6 +33,7 @@ from gymfast.sync.publish_report import (
     PublishReport,
     PublishSettings,
 )
+from gymfast.sync.requests import Requests
 from gymfast.sync.signatures import Key, check_signing_key
 from gymfast.sync.snapshot import EncodeSettings, Snapshot
 from gymfast.sync.upkeep import Upkeep
@@ -115,6 +117,7 @@ class Publisher:
             tip, entries = claim_epoch(self._log, self._clock, timeout_s, name)
         finally:
             self._log.requests.close()  # only a claim reads several records at a time
+        self._requests = Requests(self._store, in_order=True)
         self._committer = Committer(self._log, self._clock, timeout_s, tip, entries)
         self._upkeep = Upkeep(self._log, self._committer, self._clock, keep)
         _log.info("run '%s': epoch %d, version %s", run, tip.epoch, tip.version)
@@ -184,6 +187,9 @@ class Publisher:
         number = self._next_version(version)
         self._upkeep.clean_leftovers()
         writer = self._frame_writer()
+        if self._store.num_ahead > 0:
+            place = committer.tip.seq + 1
+            writer.tell = Notes(self._store, self._keys, self.epoch, place, self._requests).add
         candidate = self._candidate(writer)
 
         def produce() -> Written:
