@@ -36,12 +36,11 @@ Begin = Callable[[int, tuple[ObjectRef, ...]], None]
 class Notes:
     """Notes of the objects of one record that is being made, one put after the other."""
 
-    def __init__(
-        self, store: Store, keys: RunKeys, epoch: int, seq: int, requests: Requests
-    ) -> None:
-        """Notes for record `seq`, which nobody has seen yet."""
-        self._store, self._keys, self._requests = store, keys, requests
+    def __init__(self, store: Store, keys: RunKeys, epoch: int, seq: int) -> None:
+        """Notes for record `seq`, which nobody has seen yet; none where the store is near."""
+        self._store, self._keys = store, keys
         self._epoch, self._seq = epoch, seq
+        self._requests = Requests(store, in_order=True)
         self._lock = threading.Lock()
         self._refs: list[ObjectRef] = []
         self._number = 0
@@ -52,12 +51,18 @@ class Notes:
 
         Safe to use from several threads.
         """
+        if not self._requests.is_far:
+            return
         with self._lock:
             self._refs.append(ref)
             if self._is_busy:
                 return
             self._is_busy = True
         self._requests.start(self._put_all)
+
+    def close(self) -> None:
+        """Puts no more notes, and waits for none."""
+        self._requests.close()
 
     def _put_all(self) -> None:
         while refs := self._next():

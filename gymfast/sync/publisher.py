@@ -33,7 +33,6 @@ from gymfast.sync.publish_report import (
     PublishReport,
     PublishSettings,
 )
-from gymfast.sync.requests import Requests
 from gymfast.sync.signatures import Key, check_signing_key
 from gymfast.sync.snapshot import EncodeSettings, Snapshot
 from gymfast.sync.upkeep import Upkeep
@@ -117,7 +116,6 @@ class Publisher:
             tip, entries = claim_epoch(self._log, self._clock, timeout_s, name)
         finally:
             self._log.requests.close()  # only a claim reads several records at a time
-        self._requests = Requests(self._store, in_order=True)
         self._committer = Committer(self._log, self._clock, timeout_s, tip, entries)
         self._upkeep = Upkeep(self._log, self._committer, self._clock, keep)
         _log.info("run '%s': epoch %d, version %s", run, tip.epoch, tip.version)
@@ -187,9 +185,8 @@ class Publisher:
         number = self._next_version(version)
         self._upkeep.clean_leftovers()
         writer = self._frame_writer()
-        if self._store.num_ahead > 0:
-            place = committer.tip.seq + 1
-            writer.tell = Notes(self._store, self._keys, self.epoch, place, self._requests).add
+        notes = Notes(self._store, self._keys, self.epoch, committer.tip.seq + 1)
+        writer.tell = notes.add
         candidate = self._candidate(writer)
 
         def produce() -> Written:
@@ -202,6 +199,8 @@ class Publisher:
         except BaseException:
             self._snapshot.rollback()
             raise
+        finally:
+            notes.close()
         if step is Step.DONE or (step is Step.ADOPT and committer.tip.root == written.root):
             self._snapshot.promote()
             return self._after_commit(written, candidate.seconds)

@@ -163,7 +163,6 @@ def test_notes_are_no_strays_and_there_are_few_of_them() -> None:
     source = publisher(store, object_bytes=500)
     for state in states:
         source.publish(state)
-    source._requests.close(is_finished=True)
     notes = list(store.inner.list(KEYS.ahead_prefix))
     assert 1 <= len(notes) <= MAX_NOTES
     assert parse_ahead(store.get(notes[0], max_bytes=1 << 20), "a note").run == RUN
