@@ -151,7 +151,7 @@ def test_a_reader_that_waits_looks_again_before_it_has_an_answer(far):
     assert_same(live, states[1])
 
 
-def test_many_missed_versions_are_read_side_by_side_but_no_more_than_two_ahead(far):
+def test_many_missed_versions_are_read_side_by_side_but_no_more_than_four_ahead(far):
     states, source, follower, live = following(far)
     for weights in states[1:]:
         source.publish(weights)
@@ -169,7 +169,7 @@ def test_many_missed_versions_are_read_side_by_side_but_no_more_than_two_ahead(f
                 is_first.set()
             if is_mine:
                 assert others.wait(TIMEOUT_S), "the second version waits for the first one"
-                assert len(asked) == 2
+                assert len(asked) <= MAX_EXPECTED
 
     far.gate = gate
     assert follower.pull().num_deltas == 4
@@ -212,7 +212,7 @@ def frame_of(num_bytes: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("creates", [True, False])
 def test_objects_leave_while_the_frame_is_made_and_no_more_is_held_than_one_of_them(far, creates):
-    """12 MB with a limit of 4 MiB: first objects of 1 MiB, at most four of them at once."""
+    """20 MB with a limit of 4 MiB: first objects of 1 MiB, at most four of them at once."""
     held, most, lock = [0], [0], threading.Lock()
     limit = 4 << 20
 
@@ -234,12 +234,12 @@ def test_objects_leave_while_the_frame_is_made_and_no_more_is_held_than_one_of_t
 
     store = Counting(MemoryStore())
     writer = FrameWriter(store, KEYS, 1, limit, creates=creates)
-    ref = writer.write(frame_of(12_000_000))
-    assert ref.num_bytes == 12_000_000
+    ref = writer.write(frame_of(20_000_000))
+    assert ref.num_bytes == 20_000_000
     assert [each.num_bytes for each in ref.objects[:17]] == [1 << 20] * 16 + [2 << 20]
     assert most[0] <= limit
     blobs = [store.get(KEYS.object(1, each.digest), max_bytes=limit) for each in ref.objects]
-    assert b"".join(blobs) == b"".join(frame_of(12_000_000))
+    assert b"".join(blobs) == b"".join(frame_of(20_000_000))
     writer.discard()
     assert not list(store.list(KEYS.objects_prefix))
 
