@@ -21,6 +21,7 @@ from gymfast.errors import (
 )
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
+from gymfast.sync.bandwidth import limited
 from gymfast.sync.checkpoint_target import CheckpointTarget
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.epoch import require_key
@@ -59,12 +60,14 @@ class Compactor:
         threads: int | None = None,
         object_bytes: int = DEFAULT_OBJECT_BYTES,
         timeout_s: float = 60.0,
+        max_bytes_per_s: int | None = None,
         key: Key | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Opens the checkpoints in `folder`, which may not exist yet; nothing is read or written.
 
         With `anchor_every`, a multiple of `every`, a full state is offered every so many versions.
+        `max_bytes_per_s` bounds what all replicas and folds transfer together.
         `key` is that of the records of the run, and signs the folds.
         Raises ValueError for settings out of range, ConflictError if another process has the
         folder, GymfastError if the checkpoints cannot be read.
@@ -73,10 +76,11 @@ class Compactor:
             raise ValueError(f"every is {every} and levels {levels}, expected 2 and 1 or more")
         if anchor_every is not None and (anchor_every < 1 or anchor_every % every):
             raise ValueError(f"anchor_every is {anchor_every}, expected a multiple of {every}")
-        self._store = open_store(store) if isinstance(store, str) else store
+        self._clock = clock or SystemClock()
+        opened = open_store(store) if isinstance(store, str) else store
+        self._store = limited(opened, max_bytes_per_s, self._clock)
         self._every = every
         self._anchor_every = anchor_every
-        self._clock = clock or SystemClock()
         self._log = Log(self._store, RunKeys(run), check_signing_key(key))
         self._folder = Path(folder).absolute()
         self._settings = FoldSettings(
