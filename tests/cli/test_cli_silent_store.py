@@ -78,5 +78,19 @@ def test_a_test_of_a_store_names_what_failed_first() -> None:
         def delete(self, key: str) -> None:
             raise StoreError(f"delete '{key}' failed")
 
-    with pytest.raises(StoreError, match="create .* failed"):
+    with pytest.raises(StoreError, match=r"create .* failed"):
         check_create_only(Failing())
+
+
+def test_a_store_below_a_folder_that_is_not_there_is_no_store(
+    files: Path, gymfast: Gymfast
+) -> None:
+    """A disk that is not mounted, a name that is misspelt: nothing may be made there."""
+    missing = Path("mnt/weights").absolute()
+    for store in ("mnt/weights/run", f"file:{missing}/run"):
+        done = gymfast("sync", "publish", store, "old.safetensors", *RUN)
+        text = " ".join(done.err.split())
+        assert done.code == 5 and f"{missing} does not exist" in text and "mounted" in text
+        assert not Path("mnt").exists()
+    missing.mkdir(parents=True)
+    assert gymfast("sync", "publish", "mnt/weights/run", "old.safetensors", *RUN).code == 0

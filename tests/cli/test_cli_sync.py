@@ -14,7 +14,6 @@ import pytest
 from cli_commands import Gymfast
 from safetensors.numpy import load_file, save_file
 
-from gymfast.sync.bandwidth import Bandwidth
 from gymfast.sync.view import View
 
 RUN = ("--run", "demo")
@@ -487,35 +486,3 @@ def test_a_limit_of_bandwidth_is_taken_as_rsync_and_rclone_write_it(
         assert done.code == 2, rate
         assert "Invalid value for '--bwlimit'" in done.err
     assert "at least 2M" in gymfast("relay", "store", "--bwlimit", "1M").err
-
-
-@pytest.mark.parametrize("command", ["fsck", "verify", "compact"])
-def test_what_reads_or_writes_bulk_takes_it_from_a_budget(
-    command: str, versions: list[str], gymfast: Gymfast, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert gymfast("sync", "publish", "store", *versions[:4], *RUN).code == 0
-    taken: list[int] = []
-    monkeypatch.setattr(Bandwidth, "take", lambda self, num_bytes: taken.append(num_bytes))
-    more = {
-        "fsck": (),
-        "verify": ("new.safetensors",),  # which is no version: its frame is read to say where
-        "compact": ("folds", "--every", "2", "--levels", "1", "--once"),
-    }[command]
-    gymfast("sync", command, "store", *more, *RUN, "--bwlimit", "100M")
-    frames = sum(path.stat().st_size for path in Path("store/demo/objects").rglob("*/*"))
-    smallest = min(path.stat().st_size for path in Path("store/demo/objects").rglob("*/*"))
-    assert sum(taken) > (smallest if command == "verify" else frames)
-
-
-def test_a_store_below_a_folder_that_is_not_there_is_no_store(
-    versions: list[str], gymfast: Gymfast
-) -> None:
-    """A disk that is not mounted, a name that is misspelt: nothing may be made there."""
-    missing = Path("mnt/weights").absolute()
-    for store in ("mnt/weights/run", f"file:{missing}/run"):
-        done = gymfast("sync", "publish", store, versions[0], *RUN)
-        text = " ".join(done.err.split())
-        assert done.code == 5 and f"{missing} does not exist" in text and "mounted" in text
-        assert not Path("mnt").exists()
-    missing.mkdir(parents=True)
-    assert gymfast("sync", "publish", "mnt/weights/run", versions[0], *RUN).code == 0

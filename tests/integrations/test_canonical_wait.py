@@ -43,7 +43,7 @@ def test_a_copy_that_waits_takes_no_newer_version(far: FaultyStore) -> None:
         source.publish(state)
     copy = CanonicalCopy.of_run("far", RUN)
     copy.pull(1, timeout_s=60.0)
-    tensors = {name: tensor for name, tensor in copy.tensors(copy.names, states[1][copy.names[0]])}
+    tensors = dict(copy.tensors(copy.names, states[1][copy.names[0]]))
     assert_same(tensors, states[1])
     with pytest.raises(DeadlineError, match="waiting for version 3"):
         copy.pull(3, timeout_s=0.05)

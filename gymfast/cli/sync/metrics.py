@@ -45,8 +45,7 @@ def metrics_of(status: RunStatus, fleet: Fleet) -> list[str]:
 
 
 def _of_run(status: RunStatus) -> Iterator[_Sample]:
-    newest = status.newest
-    if newest is not None:
+    if (newest := status.newest) is not None:
         yield "newest_version", {}, newest.version
         yield "newest_created_timestamp_seconds", {}, newest.created_us / 1e6
     yield "publisher_epoch", {}, status.epoch
@@ -73,8 +72,7 @@ def _values(row: ReaderRow) -> Iterator[tuple[str, float | None]]:
 
 def _line(name: str, labels: _Labels, value: float) -> str:
     pairs = ",".join(f'{key}="{_escaped(text)}"' for key, text in labels.items())
-    number = repr(float(value)) if isinstance(value, float) else str(int(value))
-    return f"gymfast_{name}{{{pairs}}} {number}"
+    return f"gymfast_{name}{{{pairs}}} {value:.6f}".rstrip("0").rstrip(".")
 
 
 def _escaped(text: str) -> str:

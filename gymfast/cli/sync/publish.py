@@ -84,10 +84,10 @@ def command(
     """Commit checkpoints as the next versions of a run.
 
     STORE is a URL (docs/stores.md), or a folder, made if it is not there; the one
-    above it has to be. Each CHECKPOINT becomes one version: the first a full state (with --base a delta),
-    every further one a delta on the one before. This publisher takes the run over:
-    one that still runs elsewhere is fenced, and its next publish fails with exit
-    code 6.
+    above it has to be. Each CHECKPOINT becomes one version: the first a full state
+    (with --base a delta), every further one a delta on the one before. This
+    publisher takes the run over: one that still runs elsewhere is fenced, and its
+    next publish fails with exit code 6.
     """
     from gymfast.cli.sync.checkpoints import check_weights
     from gymfast.stores import open_store
