@@ -121,8 +121,14 @@ def command(
 
 
 def _work(output: Output, compactor: Compactor) -> None:
-    for report in compactor.work():
-        output.result(asdict(report), [_to_text(report)])
+    num_told = len(compactor.skipped)
+    try:
+        for report in compactor.work():
+            output.result(asdict(report), [_to_text(report)])
+    finally:
+        for skip in compactor.skipped[num_told:]:
+            what = f"versions {skip.first} to {skip.last} are not folded"
+            output.remark(f"Warning: {what}: {skip.reason}")
 
 
 def _watch(output: Output, compactor: Compactor, interval_s: float) -> None:
