@@ -47,9 +47,9 @@ def test_a_compactor_behind_a_lost_frame_goes_on_from_the_next_full_state(
     with compactor(store, tmp_path / "c") as folder:
         made = [(fold.base_version, fold.version) for fold in folder.work()]
         assert made == [(0, 2)] * (lost == 3) + [(6, 8), (8, 10)]
-        ((first, last), reason) = [((s.first, s.last), s.reason) for s in folder.skipped][0]
-        assert (first, last) == ((3, 5) if lost == 3 else (0, 5))
-        assert "is lost" in reason and len(folder.skipped) == 1
+        (skip,) = folder.skipped
+        assert (skip.first, skip.last) == ((3, 5) if lost == 3 else (0, 5))
+        assert "is lost" in skip.reason
         assert list(folder.work()) == []
     assert (8, 10) in spans_of(store)
     assert pulled(store, states, timeout_s=0.05)[0] == (-1, 5)
