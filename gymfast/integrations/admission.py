@@ -23,6 +23,7 @@ from gymfast.integrations.admission_messages import (
     body_of,
     close_socket,
     refuse,
+    refuse_to_start,
     with_length,
 )
 from gymfast.integrations.admission_rules import (
@@ -83,6 +84,8 @@ class Admission:
         self._num_servers = _num_servers(scope)
         if kind == "websocket":
             await self._admit_socket(scope, receive, send)
+        elif kind == "lifespan" and self._blind:
+            await refuse_to_start(receive, send, self._blind)
         elif kind != "http":
             await self._app(scope, receive, send)
         elif path in (READY, VERSION):
@@ -94,15 +97,21 @@ class Admission:
         else:
             await self._app(scope, receive, send)
 
+    @property
+    def _blind(self) -> str:
+        """Why nothing can be known of what is served; "" if it can."""
+        if self._given is not None or self._num_servers == 1:
+            return ""
+        return (
+            f"the server has {self._num_servers} API processes, and each update passes through one "
+            "of them only: start it with --api-server-count 1, or without "
+            "gymfast.integrations.admission"
+        )
+
     def _served(self) -> Served:
         if self._given is not None:
             return self._given()
-        if self._num_servers > 1:
-            return Served(
-                error=f"the server has {self._num_servers} API processes, and updates pass "
-                "through one of them only: start it with --api-server-count 1"
-            )
-        return self._watch.served
+        return Served(error=self._blind) if self._blind else self._watch.served
 
     async def _tell(self, path: str, send: Send) -> None:
         served = self._served()

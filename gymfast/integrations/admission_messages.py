@@ -133,6 +133,12 @@ async def close_socket(receive: Receive, send: Send, reason: str) -> None:
     await send({"type": "websocket.close", "code": 1013, "reason": reason[:100]})
 
 
+async def refuse_to_start(receive: Receive, send: Send, reason: str) -> None:
+    """Has the server end before it listens, with the reason in its log."""
+    await receive()
+    await send({"type": "lifespan.startup.failed", "message": f"gymfast: {reason}"})
+
+
 async def answer(
     send: Send, status: HTTPStatus, body: bytes, *, retry_s: int = 0, more: Headers = ()
 ) -> None:

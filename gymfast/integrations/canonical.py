@@ -26,6 +26,7 @@ from gymfast.sync.keys import RunKeys
 from gymfast.sync.reader_status import StatusReporter, period_s, reader_name
 from gymfast.sync.signatures import Key
 
+_LOOK_EVERY_S = 0.1
 _Mark = tuple[str, tuple[int, ...], Digest]
 
 
@@ -92,19 +93,17 @@ class CanonicalCopy:
         """The root of the state."""
         return self._state.root.hex()
 
-    def wait(self, version: int, timeout_s: float) -> None:
-        """Returns once that version of the run, or a newer one, is published.
+    def pull(self, version: int, *, timeout_s: float = 0.0) -> None:
+        """Makes the copy hold exactly that version of the run, waiting so long for it to appear.
 
-        Raises ChainError if no run is followed, and what `Subscriber.wait_until_visible` raises.
+        Raises ChainError if no run is followed, and what `Subscriber.pull` and `Subscriber.wait`
+        raise.
         """
-        self._require_subscriber(version).wait_until_visible(version, timeout_s)
-
-    def pull(self, version: int) -> None:
-        """Makes the copy hold exactly that version of the run.
-
-        Raises ChainError if no run is followed, and what `Subscriber.pull` raises.
-        """
-        report = self._require_subscriber(version).pull(version)
+        subscriber = self._require_subscriber(version)
+        if timeout_s > 0:
+            report = subscriber.wait(version, timeout_s, interval_s=_LOOK_EVERY_S, is_exact=True)
+        else:
+            report = subscriber.pull(version)
         if report.version != version:  # ranks of an engine must not differ
             raise ChainError(f"version {version} is asked for, the run gave {report.version}")
 

@@ -162,11 +162,10 @@ class GymfastEngine:
         if copy is None:
             raise ChainError("a policy worker sends weights, it receives none")
         try:
-            copy.wait(version, self._timeout_s)
+            copy.pull(version, timeout_s=self._timeout_s)
         except DeadlineError as error:
             where = f"{error}: it did not come through {self._follow.store}"
             raise DeadlineError(f"{where}; did the policy fail, or see another store?") from error
-        copy.pull(version)
         self._require_loadable(copy.names)
         names = copy.changed() if self._is_live_known else copy.names
         if gone := sorted(set(names) - set(copy.names)):

@@ -149,8 +149,7 @@ class GymfastCheckpointEngine:
         if self._copy is None or self._member is None:
             raise ChainError("receive_weights was called before init_process_group, or not here")
         with self._member.taking(self._options.sync_timeout_s) as version:
-            self._copy.wait(version, self._options.timeout_s)
-            self._copy.pull(version)
+            self._copy.pull(version, timeout_s=self._options.timeout_s)
         _log.info("step %s is version %d, state %s", global_steps, version, self._copy.root[:16])
         return self._tensors(self._copy, self._member)
 

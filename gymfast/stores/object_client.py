@@ -54,7 +54,7 @@ def _client_of(address: Address, silence_s: float, retry_s: float) -> Client:
 
     options: ClientConfig = {
         "allow_http": allows_http(address),
-        "connect_timeout": timedelta(seconds=_CONNECT_S),
+        "connect_timeout": timedelta(seconds=min(_CONNECT_S, silence_s)),
         "read_timeout": timedelta(seconds=silence_s),
         "timeout": timedelta(seconds=20 * silence_s),
     }

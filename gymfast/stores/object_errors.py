@@ -128,6 +128,11 @@ class Answer:
         return is_refused or self.status == 501 or self.hint == _MISSING
 
     @property
+    def is_late(self) -> bool:
+        """True if the store took the connection and did not answer in time."""
+        return self.hint == _SLOW
+
+    @property
     def is_absent(self) -> bool:
         """True if the bucket is there, as far as known, and the object is not."""
         return self.status == 404 and self.code not in ("NoSuchBucket", "ContainerNotFound")

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 NUM_PARALLEL = 4
+TIMEOUT_S, RETRY_S = 15.0, 30.0
+"""How long a store may be silent in one request, and for how long a request is repeated."""
 PUT_MEMORY_BYTES = (NUM_PARALLEL + 4) * PART_BYTES
 """What a put holds beside the caller's bytes: parts under way, waiting and filling, buffers."""
 
@@ -54,7 +56,7 @@ class ObjectStore:
 
     _started_in: ClassVar[int | None] = None
 
-    def __init__(self, url: str, *, timeout_s: float = 15.0, retry_s: float = 30.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, retry_s: float = RETRY_S) -> None:
         self._address = parse_address(url)
         self.url = self._address.url
         self._obstore = load_obstore(self.url)

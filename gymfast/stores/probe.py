@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 from gymfast.errors import ConflictError, NotFoundError, StoreError
 from gymfast.stores.base import Store
@@ -42,9 +43,16 @@ def check_create_only(
     try:
         _check_second_create(store, keys[0], sleep)
         _check_race(store, keys[1], sleep)
-    finally:
-        for key in keys:
-            store.delete(key)
+    except BaseException:
+        with suppress(StoreError):  # a store that fails once more says no more
+            _delete(store, keys)
+        raise
+    _delete(store, keys)
+
+
+def _delete(store: Store, keys: list[str]) -> None:
+    for key in keys:
+        store.delete(key)
 
 
 def probe_time_us(key: str) -> int | None:

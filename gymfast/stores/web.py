@@ -8,7 +8,7 @@ from typing import NoReturn
 from gymfast.errors import StoreError
 from gymfast.stores.base import Blob, check_key, check_prefix
 from gymfast.stores.object_client import connect
-from gymfast.stores.objects import ObjectStore
+from gymfast.stores.objects import RETRY_S, TIMEOUT_S, ObjectStore
 
 
 class HttpStore(ObjectStore):
@@ -16,7 +16,7 @@ class HttpStore(ObjectStore):
 
     is_read_only = True
 
-    def __init__(self, url: str, *, timeout_s: float = 15.0, retry_s: float = 30.0) -> None:
+    def __init__(self, url: str, *, timeout_s: float = TIMEOUT_S, retry_s: float = RETRY_S) -> None:
         super().__init__(url, timeout_s=timeout_s, retry_s=retry_s)
         self.has_create_only = False
         self._listing = connect(self._address, timeout_s, 0.0)
@@ -36,6 +36,8 @@ class HttpStore(ObjectStore):
     def list(self, prefix: str) -> Iterator[str]:
         check_prefix(prefix)
         keys, answer = self._attempt(lambda: self._keys_in(self._listing, prefix))
+        if answer is not None and answer.is_late:
+            self._fail("list", prefix, answer)
         if answer is not None:
             raise StoreError(
                 f"list '{prefix}' in {self.url}: this web server gives no lists (WebDAV, PROPFIND; "

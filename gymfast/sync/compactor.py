@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
@@ -21,6 +22,8 @@ from gymfast.errors import (
 )
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
+from gymfast.sync.bandwidth import limited
+from gymfast.sync.chain import is_full
 from gymfast.sync.checkpoint_target import CheckpointTarget
 from gymfast.sync.clock import Clock, SystemClock
 from gymfast.sync.epoch import require_key
@@ -37,12 +40,21 @@ DEFAULT_LEVELS = 2
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Skip:
+    """Versions that no fold leads to or from, as the log leads past them only by a full state."""
+
+    first: int
+    last: int
+    reason: str
+
+
 class Compactor:
     """Keeps checkpoints of a run in a folder and offers the frames between them as folds.
 
     Every `every` versions one fold of that length, every `every`^2 one of that length, and so on
     for `levels` lengths: each takes a checkpoint on disk, and one more is the newest state. What it
-    was at when it was killed it does again. Not thread-safe.
+    was at when it was killed it does again. `skipped` tells what it went past. Not thread-safe.
     """
 
     def __init__(
@@ -59,12 +71,14 @@ class Compactor:
         threads: int | None = None,
         object_bytes: int = DEFAULT_OBJECT_BYTES,
         timeout_s: float = 60.0,
+        max_bytes_per_s: int | None = None,
         key: Key | None = None,
         clock: Clock | None = None,
     ) -> None:
         """Opens the checkpoints in `folder`, which may not exist yet; nothing is read or written.
 
         With `anchor_every`, a multiple of `every`, a full state is offered every so many versions.
+        `max_bytes_per_s` bounds what all replicas and folds transfer together.
         `key` is that of the records of the run, and signs the folds.
         Raises ValueError for settings out of range, ConflictError if another process has the
         folder, GymfastError if the checkpoints cannot be read.
@@ -73,16 +87,18 @@ class Compactor:
             raise ValueError(f"every is {every} and levels {levels}, expected 2 and 1 or more")
         if anchor_every is not None and (anchor_every < 1 or anchor_every % every):
             raise ValueError(f"anchor_every is {anchor_every}, expected a multiple of {every}")
-        self._store = open_store(store) if isinstance(store, str) else store
+        self._clock = clock or SystemClock()
+        opened = open_store(store) if isinstance(store, str) else store
+        self._store = limited(opened, max_bytes_per_s, self._clock)
         self._every = every
         self._anchor_every = anchor_every
-        self._clock = clock or SystemClock()
         self._log = Log(self._store, RunKeys(run), check_signing_key(key))
         self._folder = Path(folder).absolute()
         self._settings = FoldSettings(
             profile, backend, threads, check_object_bytes(object_bytes), timeout_s
         )
         self._maker = FoldMaker(self._log, self._folder, self._settings, self._clock)
+        self.skipped: tuple[Skip, ...] = ()
         self._done: int | None = None
         self._unproven: dict[int, FoldReport] = {}
         self._replicas: list[Subscriber] = []
@@ -115,7 +131,7 @@ class Compactor:
         if version is not None and version % self._every == 0 and version != self._done:
             yield from self._fold_at(version)
         while (target := self._next(newest)) is not None:
-            yield from self._fold_at(self._advance(target))
+            yield from self._fold_at(self._advance(target, newest))
 
     def close(self) -> None:
         """Gives the folder back."""
@@ -173,23 +189,47 @@ class Compactor:
 
     def _oldest(self) -> int:
         """The first version that can be folded: at or after the oldest full state of the log."""
+        return self._starts()[0]
+
+    def _starts(self) -> list[int]:
+        """Versions to be folded that the log's full states lead to, or its first one if none is."""
         entries = self._log.load(lambda _: False)
         if entries:
             require_key(self._log, entries[-1].record)
-        versions = [e.tip.version for e in entries if e.tip.version is not None]
-        oldest = versions[0] if versions else 0
-        return -(-oldest // self._every) * self._every
+        full = [e for e in entries if is_full(e.record)] or entries[:1]
+        versions = [e.tip.version or 0 for e in full] or [0]
+        return [-(-version // self._every) * self._every for version in versions]
 
-    def _advance(self, target: int) -> int:
-        """The version that the head is brought to: a later one if retention was faster."""
+    def _advance(self, target: int, newest: int) -> int:
+        """The version that the head is brought to.
+
+        A later one, from the next full state on, if retention was faster or a frame is lost.
+        """
+        before = self._head.version
         try:
             return self._head.pull(target).version
-        except ChainError:
-            later = self._oldest()
-            if later <= target:
+        except ChainError as error:
+            found = self._pull_later(target, newest)
+            if found is None:
                 raise
-            _log.warning("run '%s': versions up to %d are gone", self._log.keys.run, later - 1)
-            return self._head.pull(later).version
+            first = target if before is None else before + 1
+            skip = Skip(first, found - 1, str(error))
+            _log.warning(
+                "run '%s': versions %d to %d are not folded: %s",
+                *(self._log.keys.run, skip.first, skip.last, skip.reason),
+            )
+            self.skipped += (skip,)
+            return found
+
+    def _pull_later(self, target: int, newest: int) -> int | None:
+        """The version that the head is brought to by a later full state; None if by none yet."""
+        for version in dict.fromkeys(self._starts()):
+            if target < version <= newest:
+                try:
+                    return self._head.pull(version).version
+                except ChainError as error:
+                    _log.info("version %d cannot be reached either: %s", version, error)
+        return None
 
     def _fold_at(self, version: int) -> Iterator[FoldReport]:
         """Makes the folds that end at the version of the head, and brings the bases there."""

@@ -32,10 +32,15 @@ _log = logging.getLogger(__name__)
 
 
 def spans(log: Log) -> list[Span]:
-    """The spans of all folds of the run, ascending; other keys are left out. Raises StoreError."""
+    """The spans of all folds of the run, ascending; other keys are left out, with a warning.
+
+    Raises StoreError.
+    """
     prefix = log.keys.folds_prefix
-    found = (span_of(key, prefix) for key in log.store.list(prefix))
-    return sorted(span for span in found if span is not None)
+    found = {key: span_of(key, prefix) for key in log.store.list(prefix)}
+    if others := [key for key, span in found.items() if span is None]:
+        _log.warning("%d names that no fold has are ignored, first %a", len(others), others[0])
+    return sorted(span for span in found.values() if span is not None)
 
 
 def parts(log: Log) -> Iterator[tuple[Span, str]]:

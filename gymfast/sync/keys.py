@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from gymfast.sync.manifest import COUNT_MAX, RUN_PATTERN, FoldRecord, FrameRecord
 
 _NUMBER = re.compile(r"[0-9]{20}")
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 _SPAN = re.compile(r"(full|[0-9]{20})-([0-9]{20})")
 
 
@@ -156,8 +157,8 @@ def span_of(key: str, prefix: str) -> Span | None:
 
 def folded_of(key: str, prefix: str) -> Span | None:
     """The span in the key of an object of a fold below the prefix; None for any other key."""
-    head, _, _ = key.rpartition("/")
-    return span_of(head, prefix)
+    head, _, digest = key.rpartition("/")
+    return span_of(head, prefix) if _DIGEST.fullmatch(digest) else None
 
 
 def number_of(key: str, prefix: str) -> int | None:
@@ -175,4 +176,4 @@ def object_of(key: str, prefix: str) -> tuple[int, str] | None:
     """Epoch and digest in the key of an object below the prefix; None for any other key."""
     head, _, digest = key.rpartition("/")
     epoch = number_of(head, prefix)
-    return None if epoch is None else (epoch, digest)
+    return None if epoch is None or not _DIGEST.fullmatch(digest) else (epoch, digest)

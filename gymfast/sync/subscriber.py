@@ -219,15 +219,22 @@ class Subscriber:
         return self.apply()
 
     def wait(
-        self, min_version: int, timeout_s: float, *, interval_s: float | None = None
+        self,
+        min_version: int,
+        timeout_s: float,
+        *,
+        interval_s: float | None = None,
+        is_exact: bool = False,
+        advance: Advance | None = None,
     ) -> InstallReport:
-        """Pulls as soon as that version is there; the report of the pull.
+        """Pulls the newest version as soon as that one is there; the report of the pull.
 
+        With `is_exact` that version itself, though newer ones may be there.
         Raises DeadlineError if it does not appear in time, ValueError for an interval of 0 or less.
         """
         with self._expecting():
             self.wait_until_visible(min_version, timeout_s, interval_s=interval_s)
-            self._fetch(None, None)
+            self._fetch(min_version if is_exact else None, advance)
         return self.apply()
 
     def wait_until_visible(

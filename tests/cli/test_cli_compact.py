@@ -12,6 +12,8 @@ import pytest
 from cli_commands import Gymfast
 from safetensors.numpy import load_file, save_file
 
+from gymfast.sync.bandwidth import Bandwidth
+
 RUN = ("--run", "demo")
 
 
@@ -92,3 +94,21 @@ def test_compact_says_what_is_wrong(gymfast: Gymfast) -> None:
     absent = gymfast("sync", "compact", "nowhere", "folds", *RUN, "--once")
     assert absent.code == 5
     assert "no version yet" in absent.err
+
+
+@pytest.mark.parametrize("command", ["fsck", "verify", "compact"])
+def test_what_reads_or_writes_bulk_takes_it_from_a_budget(
+    command: str, versions: list[str], gymfast: Gymfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert gymfast("sync", "publish", "store", *versions[:4], *RUN).code == 0
+    taken: list[int] = []
+    monkeypatch.setattr(Bandwidth, "take", lambda self, num_bytes: taken.append(num_bytes))
+    more = {
+        "fsck": (),
+        "verify": ("new.safetensors",),  # which is no version: its frame is read to say where
+        "compact": ("folds", "--every", "2", "--levels", "1", "--once"),
+    }[command]
+    gymfast("sync", command, "store", *more, *RUN, "--bwlimit", "100M")
+    frames = sum(path.stat().st_size for path in Path("store/demo/objects").rglob("*/*"))
+    smallest = min(path.stat().st_size for path in Path("store/demo/objects").rglob("*/*"))
+    assert sum(taken) > (smallest if command == "verify" else frames)

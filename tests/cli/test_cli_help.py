@@ -102,6 +102,7 @@ def test_R73_every_option_in_help_or_message_exists() -> None:
 FOREIGN = {
     "--api-key",
     "--api-server-count",
+    "--data-parallel-size",
     "--config-settings",
     "--custom-megatron-init-path",
     "--custom-weight-loader",

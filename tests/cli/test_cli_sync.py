@@ -14,6 +14,8 @@ import pytest
 from cli_commands import Gymfast
 from safetensors.numpy import load_file, save_file
 
+from gymfast.sync.view import View
+
 RUN = ("--run", "demo")
 
 
@@ -203,6 +205,16 @@ def test_watch_follows_until_a_version(store: Path, versions: list[str], gymfast
     assert weights_of("r.safetensors") == weights_of(versions[2])
     again = gymfast("sync", "watch", store, "r.safetensors", *RUN, "--until", "2", "--json")
     assert (again.code, again.out) == (0, "")
+
+
+def test_watch_reads_the_log_once_for_an_install(
+    store: Path, gymfast: Gymfast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[View] = []
+    refresh = View.refresh
+    monkeypatch.setattr(View, "refresh", lambda self: (looks.append(self), refresh(self))[1])
+    assert gymfast("sync", "watch", store, "r.safetensors", *RUN, "--until", "2").code == 0
+    assert len(looks) == 1
 
 
 def test_watch_without_destination_lists_versions(store: Path, gymfast: Gymfast) -> None:

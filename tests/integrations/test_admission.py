@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from http.client import HTTPException
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -337,6 +339,28 @@ def test_several_api_processes_say_so() -> None:
         assert status == 503 and "--api-server-count 1" in body["reason"]
         asked = {"weight_version": {"min_version": 0}}
         assert call(url, "/v1/completions", asked)[0] == 409
+
+
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_several_api_processes_end_before_they_listen(num_servers: int) -> None:
+    state = SimpleNamespace(args=SimpleNamespace(api_server_count=num_servers))
+    scope = {"type": "lifespan", "app": SimpleNamespace(state=state)}
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        return {"type": "lifespan.startup"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def engine(scope: Any, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+
+    asyncio.run(Admission(engine)(scope, receive, send))
+    kind = "complete" if num_servers == 1 else "failed"
+    assert [message["type"] for message in sent] == [f"lifespan.startup.{kind}"]
+    assert num_servers == 1 or "--api-server-count 1" in sent[0]["message"]
 
 
 def test_an_engine_that_fails_to_answer_is_not_relied_on() -> None:

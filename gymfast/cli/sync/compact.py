@@ -12,6 +12,7 @@ import click
 from gymfast.cli.options import (
     NEW,
     FiniteRange,
+    bwlimit_option,
     key_option,
     read_key,
     run_option,
@@ -71,6 +72,7 @@ Examples:
     help="Seconds between two looks at the store.",
 )
 @threads_option
+@bwlimit_option
 @key_option
 @with_output
 def command(
@@ -84,6 +86,7 @@ def command(
     once: bool,
     interval_s: float,
     threads: int | None,
+    bwlimit: int | None,
     key_file: Path | None,
 ) -> None:
     """Fold many versions into one frame, for readers far behind.
@@ -107,6 +110,7 @@ def command(
             levels=levels,
             anchor_every=anchors,
             threads=threads,
+            max_bytes_per_s=bwlimit,
             key=key,
         ) as compactor,
     ):
@@ -117,8 +121,14 @@ def command(
 
 
 def _work(output: Output, compactor: Compactor) -> None:
-    for report in compactor.work():
-        output.result(asdict(report), [_to_text(report)])
+    num_told = len(compactor.skipped)
+    try:
+        for report in compactor.work():
+            output.result(asdict(report), [_to_text(report)])
+    finally:
+        for skip in compactor.skipped[num_told:]:
+            what = f"versions {skip.first} to {skip.last} are not folded"
+            output.remark(f"Warning: {what}: {skip.reason}")
 
 
 def _watch(output: Output, compactor: Compactor, interval_s: float) -> None:

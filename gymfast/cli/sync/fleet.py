@@ -54,7 +54,7 @@ class Goal:
 
     @property
     def silence_s(self) -> float | None:
-        """How long a relay may be silent, so that the store behind it can be asked in time."""
+        """How long a store may be silent, so that a second look is in time."""
         if self.timeout_s is None:
             return None
         return min(max(self.timeout_s / 2, _LOOK_S), _SILENCE_S)

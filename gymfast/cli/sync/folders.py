@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from gymfast.errors import NotFoundError
 
@@ -18,6 +20,29 @@ def no_folder(store: str) -> str:
         return ""
     what = "is no folder" if os.path.lexists(opened.root) else "does not exist"
     return f"; {opened.root} {what}: check the path of the store"
+
+
+def require_parent(store: str) -> None:
+    """Raises NotFoundError for a folder that would be made below one that is not there either.
+
+    The path is misspelt then, or its disk is not mounted.
+    """
+    from gymfast.stores import FileStore, open_store
+
+    opened = open_store(store)
+    if not isinstance(opened, FileStore):
+        return
+    parent = opened.root.parent
+    if not os.path.lexists(parent) and not _has_file(parent):
+        raise NotFoundError(
+            f"{opened.root} cannot be made: {parent} does not exist; check the path of the store "
+            f"and that its disk is mounted, or make the folder: mkdir -p {shlex.quote(str(parent))}"
+        )
+
+
+def _has_file(path: Path) -> bool:
+    """True if a file is above the path, which the store itself tells."""
+    return any(above.is_file() for above in path.parents)
 
 
 @contextmanager

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gymfast.sync.signatures import Key
 
 Command = Callable[..., Any]
+STAGING_S = 60.0
+"""How long a fetch goes on in which nothing arrives."""
+_SHORTEST_SILENCE_S = 1.0
 
 _OPTIONS = (
     click.option(
@@ -77,25 +80,42 @@ def reader_options(command: Command) -> Command:
     return run
 
 
+def silence_of(timeout_s: float | None) -> float | None:
+    """How long a store may be silent in a command that ends after `timeout_s`; None without end."""
+    return None if timeout_s is None else max(timeout_s, _SHORTEST_SILENCE_S)
+
+
 @contextmanager
 def open_subscriber(
-    store: str, run: str, dest: Path, reader: Reader, *, report_s: float | None = None
+    store: str,
+    run: str,
+    dest: Path,
+    reader: Reader,
+    *,
+    report_s: float | None = None,
+    timeout_s: float | None = None,
 ) -> Iterator[Subscriber]:
     """A subscriber of a run that keeps the checkpoint `dest`, closed at the end of the block.
 
     A `dest` that is there but no checkpoint is refused; one of other tensors too, unless forced.
+    No wait for the store is longer than the `timeout_s` of the command, if it has one.
     """
     from gymfast.cli.delta.source import check_checkpoint
+    from gymfast.stores import open_store
     from gymfast.sync import CheckpointTarget, Subscriber
+
+    silence_s = silence_of(timeout_s)
+    opened = open_store(store, silence_s=silence_s)
 
     if dest.is_file() or (dest.is_dir() and any(dest.iterdir())):
         check_checkpoint(dest)
     target = CheckpointTarget(dest, allow_new_names=reader.is_forced, threads=reader.threads)
     try:
         subscriber = Subscriber(
-            *(store, run, target),
+            *(opened, run, target),
             reader_id=reader.name,
             staging_dir=reader.staging_dir,
+            timeout_s=STAGING_S if silence_s is None else min(silence_s, STAGING_S),
             report_s=report_s,
             key=reader.key,
             max_bytes_per_s=reader.max_bytes_per_s,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gymfast.cli.options import key_option, read_key, run_option, store_argument
+from gymfast.cli.options import bwlimit_option, key_option, read_key, run_option, store_argument
 from gymfast.cli.output import Output, format_size, with_output
 from gymfast.cli.sync.folders import naming_folder
 from gymfast.errors import ChecksumError
@@ -27,9 +27,17 @@ Examples:
 @store_argument
 @run_option
 @click.option("--quick", is_flag=True, help="Compare lengths only, read no objects.")
+@bwlimit_option
 @key_option
 @with_output
-def command(output: Output, store: str, run: str, quick: bool, key_file: Path | None) -> None:
+def command(
+    output: Output,
+    store: str,
+    run: str,
+    quick: bool,
+    bwlimit: int | None,
+    key_file: Path | None,
+) -> None:
     """Check every record and object of a run.
 
     Each record must follow the one before it, each object must have its length
@@ -39,9 +47,10 @@ def command(output: Output, store: str, run: str, quick: bool, key_file: Path | 
     Exit code 3 if anything is damaged, even if no version is lost.
     """
     from gymfast.stores import open_store
+    from gymfast.sync.bandwidth import limited
     from gymfast.sync.fsck import fsck
 
-    opened = open_store(store)
+    opened = limited(open_store(store), bwlimit)
     with naming_folder(store), output.progress("fsck") as advance:
         key = read_key(key_file)
         report = fsck(opened, run, key=key, reads_objects=not quick, advance=advance)

@@ -19,7 +19,7 @@ from gymfast.cli.options import (
     threads_option,
 )
 from gymfast.cli.output import Output, format_size, with_output
-from gymfast.cli.sync.folders import naming_folder
+from gymfast.cli.sync.folders import naming_folder, require_parent
 from gymfast.errors import ChainError, NotFoundError
 
 if TYPE_CHECKING:
@@ -83,11 +83,11 @@ def command(
 ) -> None:
     """Commit checkpoints as the next versions of a run.
 
-    STORE is a folder, made if it is not there, or a URL (docs/stores.md). Each
-    CHECKPOINT becomes one version: the first a full state (with --base a delta),
-    every further one a delta on the one before. This publisher takes the run over:
-    one that still runs elsewhere is fenced, and its next publish fails with exit
-    code 6.
+    STORE is a URL (docs/stores.md), or a folder, made if it is not there; the one
+    above it has to be. Each CHECKPOINT becomes one version: the first a full state
+    (with --base a delta), every further one a delta on the one before. This
+    publisher takes the run over: one that still runs elsewhere is fenced, and its
+    next publish fails with exit code 6.
     """
     from gymfast.cli.sync.checkpoints import check_weights
     from gymfast.stores import open_store
@@ -96,6 +96,7 @@ def command(
 
     for path in (*checkpoints, *([base] if base else [])):
         check_weights(path)
+    require_parent(store)
     if base is not None and not anchor:
         with naming_folder(store):
             _check_base(output, open_store(store), run, base, read_key(key_file))

@@ -17,6 +17,8 @@ from gymfast.cli.sync.following import (
     reader_options,
 )
 
+_LOOK_EVERY_S = 0.25
+
 _EPILOG = """\b
 Examples:
   gymfast sync pull /mnt/weights replica/ --run demo
@@ -41,7 +43,8 @@ Examples:
     type=FiniteRange(min=0),
     default=0.0,
     metavar="S",
-    help="Seconds to wait for a version that is not there yet.  [default: 0]",
+    help="Seconds to wait for a version that is not there yet, or a store that does not answer.  "
+    "[default: 0, and as the store does]",
 )
 @reader_options
 @with_output
@@ -63,9 +66,19 @@ def command(
 
     Exit code 5: there is no such version (yet).
     """
-    with open_subscriber(store, run, dest, reader) as subscriber:
-        if timeout_s > 0:
-            subscriber.wait_until_visible(version or 0, timeout_s)
-        with naming_run(store, run), output.progress("pull") as advance:
+    limit_s = timeout_s or None
+    with (
+        open_subscriber(store, run, dest, reader, timeout_s=limit_s) as subscriber,
+        naming_run(store, run),
+        output.progress("pull") as advance,
+    ):
+        if limit_s is None:
             report = subscriber.pull(version, advance=advance)
+        else:
+            report = subscriber.wait(
+                *(version or 0, limit_s),
+                interval_s=_LOOK_EVERY_S,
+                is_exact=version is not None,
+                advance=advance,
+            )
     output.result(install_fields(dest, report), install_text(dest, report))

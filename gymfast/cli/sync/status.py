@@ -24,6 +24,7 @@ Examples:
   gymfast sync status /mnt/weights --run demo --json
   gymfast sync status /mnt/weights --run demo --watch
   gymfast sync status /mnt/weights --run demo --min-ready 8 --timeout 600
+  gymfast sync status /mnt/weights --run demo --prometheus
 """
 
 
@@ -60,6 +61,9 @@ Examples:
     metavar="S",
     help="End (exit code 4) if they are not after S seconds.",
 )
+@click.option(
+    "--prometheus", "is_metrics", is_flag=True, help="Print metrics as Prometheus reads them."
+)
 @key_option
 @with_output
 def command(
@@ -71,6 +75,7 @@ def command(
     version: int | None,
     min_ready: int | None,
     timeout_s: float | None,
+    is_metrics: bool,
     key_file: Path | None,
 ) -> None:
     """Show versions, sizes and readers of a run.
@@ -91,9 +96,11 @@ def command(
     from gymfast.sync.status import read_status
 
     goal = Goal(version, min_ready, timeout_s)
+    if is_metrics and (output.is_json or is_watching or goal.is_given):
+        raise click.UsageError("--prometheus is one look: not with --json, --watch or a wait")
     if timeout_s is not None and not goal.is_given:
         raise click.UsageError("--timeout is for --wait-for-version and --min-ready")
-    opened = open_store(store, relay_timeout_s=goal.silence_s)
+    opened = open_store(store, silence_s=goal.silence_s)
     key = read_key(key_file)
     if goal.is_given or is_watching:
         watch(output, opened, run, key, interval_s=interval_s, goal=goal)
@@ -102,6 +109,11 @@ def command(
         status = read_status(opened, run, key=key)
     newest = None if status.newest is None else status.newest.version
     fleet = FleetWatch(opened, run).look(newest)
+    if is_metrics:
+        from gymfast.cli.sync.metrics import metrics_of
+
+        output.result({}, metrics_of(status, fleet))
+        return
     output.result({**asdict(status), "fleet": fields_of(fleet)}, _to_text(status, fleet))
 
 

@@ -9,6 +9,7 @@ import click
 
 from gymfast.cli.options import (
     EXISTING,
+    bwlimit_option,
     key_option,
     read_key,
     run_option,
@@ -41,6 +42,7 @@ Examples:
     help="The version it should be.  [default: whichever it is]",
 )
 @threads_option
+@bwlimit_option
 @key_option
 @with_output
 def command(
@@ -50,6 +52,7 @@ def command(
     run: str,
     version: int | None,
     threads: int | None,
+    bwlimit: int | None,
     key_file: Path | None,
 ) -> None:
     """Compare the checkpoint DEST with a published version, bit for bit.
@@ -61,12 +64,13 @@ def command(
     from gymfast.delta.checkpoint import digest_checkpoint
     from gymfast.delta.frame import root_of
     from gymfast.stores import open_store
+    from gymfast.sync.bandwidth import limited
     from gymfast.sync.keys import RunKeys
     from gymfast.sync.log import Log
     from gymfast.sync.manifest import StateRecord
     from gymfast.sync.status import find_state
 
-    log = Log(open_store(store), RunKeys(run), read_key(key_file))
+    log = Log(limited(open_store(store), bwlimit), RunKeys(run), read_key(key_file))
     records, _ = log.read_all()
     with naming_folder(store):
         wanted = find_state(records, version, run)

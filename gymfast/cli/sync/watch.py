@@ -19,6 +19,7 @@ from gymfast.cli.sync.following import (
     install_text,
     open_subscriber,
     reader_options,
+    silence_of,
 )
 from gymfast.errors import (
     ChainError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from gymfast.sync.manifest import VersionRecord
     from gymfast.sync.signatures import Key
 
+_WAIT_S = 3600.0  # for a version, before another wait begins: as good as for ever
 _PASSING = (StoreError, FormatError, ChainError)
 
 _EPILOG = """\b
@@ -90,11 +92,13 @@ def command(
         output.remark(f"Warning: run '{run}' is not in {store} yet{hint}; waiting for it")
     looks = _Looks(output, interval_s, timeout_s, until)
     if dest is None:
-        _list_versions(output, looks, _open_log(store, run, reader.key))
+        _list_versions(output, looks, _open_log(store, run, reader.key, timeout_s))
         return
     from gymfast.sync.reader_status import period_s
 
-    with open_subscriber(store, run, dest, reader, report_s=period_s()) as subscriber:
+    with open_subscriber(
+        *(store, run, dest, reader), report_s=period_s(), timeout_s=timeout_s
+    ) as subscriber:
         _follow(output, looks, subscriber, dest)
 
 
@@ -110,10 +114,14 @@ class _Looks:
     problem: str = ""
     moved_s: float = field(default_factory=time.monotonic)
 
-    def __iter__(self) -> Iterator[None]:
-        """One value per look; raises DeadlineError when no new version came for too long."""
+    def __iter__(self) -> Iterator[float]:
+        """The seconds that a look may wait for a version, one look per interval at most.
+
+        Raises DeadlineError when no new version came for too long.
+        """
         while True:
-            yield
+            begin_s = time.monotonic()
+            yield self._left_s
             if self.until is not None and self.version is not None and self.version >= self.until:
                 return
             idle_s = time.monotonic() - self.moved_s
@@ -121,7 +129,14 @@ class _Looks:
                 after = "" if self.version is None else f" after version {self.version}"
                 why = f"; {self.problem}" if self.problem else ""
                 raise DeadlineError(f"no new version{after} within {self.timeout_s:g} s{why}")
-            time.sleep(self.interval_s)
+            rest_s = begin_s + self.interval_s - time.monotonic()
+            time.sleep(max(0.0, min(rest_s, self._left_s)))
+
+    @property
+    def _left_s(self) -> float:
+        if self.timeout_s is None:
+            return _WAIT_S
+        return max(0.0, self.moved_s + self.timeout_s - time.monotonic())
 
     def move(self, version: int) -> None:
         """That version is told: the time without a new one starts again."""
@@ -136,27 +151,33 @@ class _Looks:
 
 
 def _follow(output: Output, looks: _Looks, subscriber: Subscriber, dest: Path) -> None:
-    for _ in looks:
+    for limit_s in looks:
+        held = subscriber.version
+        # What DEST holds at first is told as well, for --until.
+        wanted = 0 if held is None or looks.version is None else held + 1
         try:
-            newest = subscriber.poll()
-            report = None if newest in (None, subscriber.version) else subscriber.pull()
+            report = subscriber.wait(wanted, limit_s, interval_s=looks.interval_s)
         except ConflictError:
             raise
+        except DeadlineError as error:
+            newest = subscriber.status.newest
+            if newest is not None and (held is None or newest > held):  # its frame does not come
+                looks.warn(error)
+            continue
         except _PASSING as error:
             looks.warn(error)
             continue
-        if report is not None and report.kind != "nothing":
+        if report.kind != "nothing":
             output.result(install_fields(dest, report), install_text(dest, report))
-        if subscriber.version is not None:
-            looks.move(subscriber.version)
+        looks.move(report.version)
 
 
-def _open_log(store: str, run: str, key: Key | None) -> Log:
+def _open_log(store: str, run: str, key: Key | None, timeout_s: float | None) -> Log:
     from gymfast.stores import open_store
     from gymfast.sync.keys import RunKeys
     from gymfast.sync.log import Log
 
-    return Log(open_store(store), RunKeys(run), key)
+    return Log(open_store(store, silence_s=silence_of(timeout_s)), RunKeys(run), key)
 
 
 def _list_versions(output: Output, looks: _Looks, log: Log) -> None:
