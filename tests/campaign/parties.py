@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from gymfast.delta import State
-from gymfast.errors import ConflictError, DeadlineError, GymfastError, NotFoundError
+from gymfast.errors import (
+    ConflictError,
+    DeadlineError,
+    GymfastError,
+    NotFoundError,
+    StoreError,
+)
 from gymfast.stores.base import Store
 from gymfast.sync import LiveTarget, Publisher, Subscriber
 from gymfast.sync.cleaner import collect
@@ -46,6 +52,7 @@ class Scene:
     key: bytes | None = None
     is_quiet: bool = False
     ends: bool = False
+    is_over: bool = False
     may_fence_falsely: bool = False
     num_states: int = 0
     pause_s: float = 0.0
@@ -135,6 +142,9 @@ class Trainer:
             except RETRIED as error:
                 scene.note(process, "failed", error)
                 self._check_rolled_back(source)
+                if scene.ground.full_until_s > scene.simulation.now_s:
+                    is_of_store = isinstance(error, (StoreError, DeadlineError))
+                    scene.counts.check("I25", is_of_store, f"the store is full: {error!r}")
                 is_new, has_failed = rng.random() < 0.4, True
                 if rng.random() < 0.1:
                     return
@@ -196,8 +206,10 @@ class BreakingTarget(LiveTarget):
     """Live tensors whose writer dies half way when told to."""
 
     breaks = False
+    num_folds = 0
 
     def write(self, frames, *, is_known):
+        self.num_folds = sum(frame.step.is_fold for frame in frames)
         if self.breaks:
             self.breaks = False
             first = next(iter(self.state.tensors.values()))
@@ -222,6 +234,7 @@ class Reader:
     highest: int = -1
     is_corrupt: bool = False
     may_lag: bool = False
+    pace_s: float = 3.0
 
     @property
     def has_wrong_key(self) -> bool:
@@ -252,7 +265,7 @@ class Reader:
             freshness_s=60.0,
             key=self.key,
         )
-        while True:
+        while not scene.is_over:
             if self.subscriber.state.name == "CLEAN" and not scene.is_quiet:
                 self._spoil()
             try:
@@ -262,7 +275,8 @@ class Reader:
             except RETRIED as error:
                 scene.note(process, "failed", error)
             self.check()
-            process.sleep(rng.expovariate(1 / (1 if scene.is_quiet else 3)))
+            process.sleep(rng.expovariate(1 / (1 if scene.is_quiet else self.pace_s)))
+        self.subscriber.close()
 
     def _spoil(self) -> None:
         rng = self.scene.simulation.rng
@@ -289,7 +303,9 @@ class Reader:
         elif drawn < 0.9:
             newest = subscriber.poll()
             if newest is not None:
-                self._installed(process, subscriber.wait(newest + 1, timeout_s=8.0))
+                interval_s = rng.choice((None, 0.1, 1.0)) if process.num_ahead else None
+                report = subscriber.wait(newest + 1, timeout_s=8.0, interval_s=interval_s)
+                self._installed(process, report)
         else:
             version = rng.randint(max(0, model.newest - 4), max(0, model.newest + 1))
             with suppress(NotFoundError, DeadlineError):
@@ -305,6 +321,9 @@ class Reader:
         if self.is_corrupt:
             self.is_corrupt = False
             self.scene.counts.check("I31", self._is_exact(), "damaged memory is served")
+        if self.target.num_folds:
+            self.target.num_folds = 0
+            self.scene.counts.check("I30 folds", self._is_exact(), f"folds to {report.version}")
         before = report.from_version
         if before is not None and report.version - before > 1:
             self.scene.counts.check("I30", self._is_exact(), f"{before} to {report.version}")

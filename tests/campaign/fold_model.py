@@ -1,0 +1,86 @@
+"""What has to be true of the folds of a run: what they lead to, and when they may go."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gymfast.delta import State, apply, restore
+from gymfast.sync.chain import EMPTY_ROOT
+from gymfast.sync.keys import FoldKeys, Span, folded_of, span_of
+from gymfast.sync.retention import NUM_FULL_FOLDS
+from tests.sync.harness import copy_of
+
+if TYPE_CHECKING:
+    from tests.campaign.model import Model
+
+
+@dataclass
+class FoldModel:
+    """The truth about the folds of a run: what was offered, and what may be deleted.
+
+    `is_clean`: bytes come as they are, and no delete comes late.
+    """
+
+    model: Model
+    is_clean: bool = True
+
+    def __post_init__(self) -> None:
+        self._full: set[int] = set()
+
+    def written(self, key: str, new: bytes) -> None:
+        """Takes note of a fold or a part of one; ViolationError if it leads anywhere else."""
+        model, keys = self.model, self.model.keys
+        if folded_of(key, keys.folded_prefix) is not None:
+            is_right = hashlib.sha256(new).hexdigest() == key.rpartition("/")[2]
+            model.counts.check("I20", is_right, f"'{key}' was written with other bytes")
+        span = span_of(key, keys.folds_prefix)
+        if span is None:
+            return
+        if span.is_full:
+            self._full.add(span.version)
+        if model.is_strict:
+            self._offered(span, json.loads(new))
+
+    def _offered(self, span: Span, fold: dict) -> None:
+        model = self.model
+        root, base_root = fold["root"], fold["base_root"]
+        is_known = root in model.versions.get(span.version, ())
+        bases = {EMPTY_ROOT} if span.is_full else model.versions.get(span.base, ())
+        text = f"fold {span} leads from {base_root[:8]} to {root[:8]}"
+        model.counts.check("folds", is_known and base_root in bases, text)
+        keys = FoldKeys(model.run, span)
+        parts = [model.ground.now(keys.object(0, r["digest"])) for r in fold["frame"]["objects"]]
+        frame = b"".join(part for part in parts if part is not None)
+        if None in parts or len(frame) != fold["frame"]["num_bytes"]:
+            is_let_go = not self.is_clean or self.is_passed(span)
+            model.counts.check("folds", is_let_go, f"fold {span} was offered without its objects")
+            return
+        found = {} if span.is_full else copy_of(model.states[base_root])
+        if span.is_full:
+            restore(found, frame, allow_new_names=True, threads=1)
+        else:
+            apply(found, frame, threads=1)
+        is_exact = State.reading(found).root.hex() == root
+        model.counts.check("folds", is_exact, f"{text}, its frame does not")
+
+    def deleted(self, name: str, key: str) -> None:
+        """ViolationError if retention deletes a fold, or a part of one, that is of use."""
+        model, keys = self.model, self.model.keys
+        span = span_of(key, keys.folds_prefix) or folded_of(key, keys.folded_prefix)
+        if span is None or not model.is_strict or "/compactor" in name:
+            return
+        text = f"{name} deleted '{key}', the floor is {model.floor()}"
+        model.counts.check("I26 folds", self.is_passed(span), text)
+
+    def is_passed(self, span: Span) -> bool:
+        """True if neither a kept version nor a reader with a lease can use the fold."""
+        model = self.model
+        held = model.held_from() if model.has_leases and not span.is_full else None
+        lowest = model.floor() if held is None else min(model.floor(), held)
+        if span.start < model.version_at(lowest):
+            return True
+        later = [v for v in self._full if span.version < v <= model.newest]
+        return span.is_full and len(later) >= NUM_FULL_FOLDS
