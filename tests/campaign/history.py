@@ -83,7 +83,9 @@ class Profile:
             4 if "lag" in features else rng.choice((1, 2, 4)),
         )
         if "folds" in added:  # they are for long ways
-            profile = replace(profile, anchor_every=later.choice((5, 50)), keep=later.choice((4, 12)))
+            profile = replace(
+                profile, anchor_every=later.choice((5, 50)), keep=later.choice((4, 12))
+            )
         return profile
 
     def without(self, *names: str) -> Profile:
@@ -131,6 +133,8 @@ class History:
                     self._open_run(f"run{'' if number == 0 else '.1'}")
                 self.ground.watch = self._watch
                 self.ground.troubles = self._troubles()
+                if self.has("far") and not self.has("lag"):
+                    self.ground.shows_puts = self.simulation.rng.random() < 0.5
                 self._plan_incidents()
                 simulation.run(profile.chaos_s)
                 self._calm()
@@ -154,10 +158,13 @@ class History:
         def nonce() -> str:
             return f"{rng.getrandbits(128):032x}"
 
+        def reader_name() -> str:
+            return f"compactor-{rng.getrandbits(32):08x}"
+
         virtual = types.SimpleNamespace(monotonic=lambda: clock.now_s)
         with (
             overlapping(),
-            mock.patch("gymfast.sync.subscriber.reader_name", lambda: f"compactor-{nonce()[:8]}"),
+            mock.patch("gymfast.sync.subscriber.reader_name", reader_name),
             mock.patch("gymfast.sync.committer.new_nonce", nonce),
             mock.patch("gymfast.sync.epoch.new_nonce", nonce),
             mock.patch("gymfast.sync.relay.time", virtual),
@@ -227,7 +234,7 @@ class History:
         """One or two, and readers that need folds: slow ones, and such as come late."""
         rng = self.simulation.rng
         if self.folder is None:
-            shared = Path("/dev/shm")  # noqa: S108 - memory, where there is any: many small files
+            shared = Path("/dev/shm")  # memory: many small files
             self.folder = Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
         every, levels = rng.choice(((2, 2), (2, 3), (3, 2), (4, 1)))
         anchor_every = rng.choice((None, every, 2 * every))
@@ -323,7 +330,9 @@ class History:
 
     def _kill(self, victim: Process | None = None) -> None:
         victim = victim or self._victim()
-        if not {"trainer", "reader", "gc", "compactor"} & {victim.name.split("/")[1].rstrip("0123456789")}:
+        if not {"trainer", "reader", "gc", "compactor"} & {
+            victim.name.split("/")[1].rstrip("0123456789")
+        }:
             return
         self._told(victim, "killed")
         victim.kill()

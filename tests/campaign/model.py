@@ -67,7 +67,9 @@ class Model:
         self.counts.check("I27", key.startswith(f"{self.run}/"), f"{name}: {operation} '{key}'")
         if operation in ("put", "create", "delete"):
             self.counts.check("I83", check_key(key) == key, f"{name}: {operation} '{key}'")
-            self.counts.check("I27", self._may(name, operation, key), f"{name}: {operation} '{key}'")
+            self.counts.check(
+                "I27", self._may(name, operation, key), f"{name}: {operation} '{key}'"
+            )
         if operation in ("put", "create"):
             assert new is not None
             self._written(who, operation, key, old, new)
@@ -192,8 +194,8 @@ class Model:
             return
         if operation == "list" and key == self.keys.floors_prefix:
             guard.has_looked = self.floor_mark() <= guard.seq
-        elif guard.has_looked and key.startswith((self.keys.objects_prefix, self.keys.folded_prefix)):
-            guard.is_let_through = True
+        elif key.startswith((self.keys.objects_prefix, self.keys.folded_prefix)):
+            guard.is_let_through |= guard.has_looked
 
     def _deleted(self, name: str, key: str, old: bytes | None) -> None:
         self.honest.pop(key, None)

@@ -70,9 +70,7 @@ class SimulatedExecutor(Executor):
             simulation.spawn(self._process, self._serve, after_s)
         return future
 
-    def map(
-        self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any
-    ) -> Iterator[Any]:
+    def map(self, fn: Callable[..., Any], *iterables: Iterable[Any], **_: Any) -> Iterator[Any]:
         futures = [self.submit(fn, *arguments) for arguments in zip(*iterables, strict=False)]
         return (future.result() for future in futures)
 
