@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from gymfast.errors import GymfastError
 from gymfast.sync import LiveTarget, Publisher, Subscriber
-from gymfast.sync.keys import object_of
+from gymfast.sync.keys import Span, object_of
 from tests.campaign.counts import ViolationError
 from tests.campaign.folding import show_folds
 from tests.campaign.ground import WayStore
@@ -104,14 +104,16 @@ def _mix(history: History, scene: Scene) -> None:
 def _show_folds(history: History, scene: Scene) -> None:
     """Folds in every condition, to readers that are behind."""
 
-    def follow(version: int, first: dict[str, bytes], then: dict[str, bytes]) -> bool:
+    def follow(span: Span, first: dict[str, bytes], then: dict[str, bytes]) -> bool:
         live: dict = {}
         subscriber, _ = _reader(history, scene, live)
         history.ground.restore(first)
-        subscriber.pull(version)
+        subscriber.pull(span.base)
         history.ground.restore(then)
-        subscriber.pull()
-        return subscriber.version == scene.model.newest and _is_exact(scene, subscriber, live)
+        staged = subscriber.fetch(span.version)
+        history.counts["folds taken where they were shown"] += staged.plan.steps[0].is_fold
+        subscriber.apply()
+        return subscriber.version == span.version and _is_exact(scene, subscriber, live)
 
     if scene.model.is_strict:
         show_folds(scene, follow)

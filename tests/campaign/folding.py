@@ -9,12 +9,12 @@ from pathlib import Path
 
 from gymfast.errors import GymfastError
 from gymfast.sync import Compactor
-from gymfast.sync.keys import folded_of, span_of
+from gymfast.sync.keys import Span, folded_of, span_of
 from tests.campaign.parties import RETRIED, Scene
 from tests.campaign.simulation import Process
 
 Contents = dict[str, bytes]
-Follow = Callable[[int, Contents, Contents], bool]
+Follow = Callable[[Span, Contents, Contents], bool]
 
 
 @dataclass
@@ -89,17 +89,20 @@ class Folding:
 
 
 def show_folds(scene: Scene, follow: Follow) -> None:
-    """Readers of an older version, to whom whole, damaged, swapped and no folds are shown.
+    """Readers that stand where a fold begins, to whom folds are shown in every condition.
 
-    `follow(version, first, then)` has a reader pull that version from `first`, then the newest from
-    `then`, and says whether it got there exactly.
+    `follow(span, first, then)` has a reader pull where the fold begins from `first`, then where it
+    ends from `then`, and says whether it got there exactly.
     """
     model, rng, before = scene.model, scene.simulation.rng, scene.ground.contents()
     records = [k for k in before if span_of(k, model.keys.folds_prefix)]
     parts = [k for k in before if folded_of(k, model.keys.folded_prefix)]
-    oldest = max(0, model.version_at(model.floor()))
-    if not records or not parts or oldest >= model.newest:
+    oldest = model.version_at(model.floor())
+    spans = [span for k in records if (span := span_of(k, model.keys.folds_prefix))]
+    spans = [span for span in spans if not span.is_full and max(0, oldest) <= span.base]
+    if not spans:
         return
+    longest = max(spans, key=lambda span: (span.version - span.base, span.version))
     without = {k: v for k, v in before.items() if k not in {*records, *parts}}
     gone = set(rng.sample(parts, (len(parts) + 1) // 2))
     rotten = {k: before[k][:-1] + bytes([before[k][-1] ^ 1]) for k in (*records[::2], *parts[::2])}
@@ -108,15 +111,16 @@ def show_folds(scene: Scene, follow: Follow) -> None:
         "none": without,
         "swapped": {**before, **_swapped(before, records)},
         "parts swapped": {**before, **_swapped(before, parts)},
-        "parts missing": {k: v for k, v in before.items() if k not in gone},
+        "no parts": {k: v for k, v in before.items() if k not in parts},
+        "some parts": {k: v for k, v in before.items() if k not in gone},
         "damaged": {**before, **rotten},
     }
     for what, contents in shown.items():
         try:
-            found = "" if follow(oldest, without, contents) else "not exact"
+            found = "" if follow(longest, without, contents) else "not exact"
         except GymfastError as error:
             found = str(error)
-        scene.counts.check("I32 folds", not found, f"{what}, at version {oldest}: {found}")
+        scene.counts.check("I32 folds", not found, f"{what}, from {longest}: {found}")
     scene.ground.restore(before)
 
 

@@ -208,6 +208,8 @@ class History:
         scene = Scene(self.simulation, self.ground, model, self.counts, options, key)
         scene.may_fence_falsely = bool({"decay", "forger", "flips"} & profile.features)
         scene.pause_s = 2.0 if self.has("lag") else 0.0  # retention keeps what it deletes longer
+        scene.has_sure_writes = not {"refused", "lost", "late", "cuts", "decay"} & profile.features
+        scene.size = 200 if self.has("folds") else 40  # for which folds pay
         self.scenes.append(scene)
         for _ in range(2 if self.has("second") else 1):
             self._start(scene, "trainer", Trainer(scene).work)

@@ -176,18 +176,16 @@ def _gives_up(_: fold_choice.FoldChoice, fold, what: str) -> None:
     raise StoreError(what)
 
 
-def _as_they_come(self: objects.FrameReads):
-    """Pieces in the order of the answers."""
+def _newest_first(self: objects.FrameReads):
+    """What was asked for last comes first."""
     while self._tasks or self._waiting:
         if self._threads is None:
             task = self._tasks.popleft()
             yield task, task.read()
             continue
         self.start()
-        here = [each for each in self._waiting if each[1].done()]
-        chosen = here[0] if here else self._waiting[0]
-        self._waiting.remove(chosen)
-        yield chosen[0], chosen[1].result()
+        task, future = self._waiting.pop()
+        yield task, future.result()
 
 
 def _takes_puts_for_done(self: objects.FrameWriter, room: int, more: int) -> None:
@@ -330,8 +328,8 @@ MUTANTS: dict[str, Mutant] = {
         FOLDS | {"kills", "gc", "slow", "stops"},
         (*LONG_WAYS, ("keep", 1)),
     ),
-    "takes pieces in the order of the answers": Mutant(
-        _patch(objects.FrameReads, "_in_order", _as_they_come),
+    "takes the piece that was asked for last first": Mutant(
+        _patch(objects.FrameReads, "_in_order", _newest_first),
         frozenset({"I03"}),
         frozenset({"far"}),
     ),

@@ -26,7 +26,7 @@ from gymfast.sync.keys import number_of
 from tests.campaign.counts import Counts
 from tests.campaign.ground import Ground, WayStore, damaged
 from tests.campaign.model import Model
-from tests.campaign.simulation import Process, Simulation
+from tests.campaign.simulation import Process, Simulation, current
 from tests.sync.harness import Weights, copy_of, make_weights, step, zeros_like
 
 KEY = b"campaign-key-0123456789"
@@ -53,9 +53,11 @@ class Scene:
     is_quiet: bool = False
     ends: bool = False
     is_over: bool = False
+    has_sure_writes: bool = False
     may_fence_falsely: bool = False
     num_states: int = 0
     pause_s: float = 0.0
+    size: int = 40
     texts: list[str] = field(default_factory=list)
 
     def note(self, process: Process, what: str, error: BaseException | None = None) -> None:
@@ -73,7 +75,7 @@ class Scene:
         self.num_states += 1
         number = self.num_states
         if weights is None:
-            return make_weights(number, num_tensors=2, size=40)
+            return make_weights(number, num_tensors=2, size=self.size)
         drawn = rng.random()
         if drawn < 0.1:
             return copy_of(weights)
@@ -253,6 +255,13 @@ class Reader:
         self.process, self.highest, self.is_corrupt = process, -1, False
         first = next(iter(scene.model.states.values()), None)
         self.live = {} if first is None or rng.random() < 0.3 else zeros_like(first)
+        while not scene.is_over:
+            self._open(process)
+            self._follow(process)
+
+    def _open(self, process: Process) -> None:
+        scene = self.scene
+        self.highest = -1
         self.target = BreakingTarget(self.live, threads=1, allow_new_names=True)
         self.subscriber = Subscriber(
             self.open_way(process),
@@ -265,6 +274,11 @@ class Reader:
             freshness_s=60.0,
             key=self.key,
         )
+
+    def _follow(self, process: Process) -> None:
+        """Until it goes; then nothing of it stays."""
+        scene, rng = self.scene, self.scene.simulation.rng
+        assert self.subscriber is not None
         while not scene.is_over:
             if self.subscriber.state.name == "CLEAN" and not scene.is_quiet:
                 self._spoil()
@@ -276,7 +290,21 @@ class Reader:
                 scene.note(process, "failed", error)
             self.check()
             process.sleep(rng.expovariate(1 / (1 if scene.is_quiet else self.pace_s)))
+            if not scene.is_quiet and rng.random() < 0.05:
+                with suppress(*RETRIED):
+                    self.subscriber.fetch()
+                break
         self.subscriber.close()
+        at_work = [(strand, strand.work) for strand in process.strands if strand is not current()]
+
+        def check_ended() -> None:
+            is_gone = all(strand.work is not work for strand, work in at_work)
+            scene.counts.check("I61", is_gone, f"a thread of {process.name} stays")
+
+        scene.simulation.at(200.0, check_ended)  # what was asked for is answered by then
+        if scene.has_sure_writes:
+            lease = scene.ground.now(scene.model.keys.reader(name_of(process)))
+            scene.counts.check("I61", lease is None, f"the lease of {process.name} stays")
 
     def _spoil(self) -> None:
         rng = self.scene.simulation.rng
