@@ -7,11 +7,15 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from gymfast.delta import State, apply, restore
-from gymfast.errors import GymfastError
+from gymfast.errors import FormatError, GymfastError
 from gymfast.sync.chain import EMPTY_ROOT
 from gymfast.sync.keys import FoldKeys, Span, folded_of, span_of
+from gymfast.sync.manifest import parse_fold
 from gymfast.sync.retention import NUM_FULL_FOLDS
+from tests.campaign.counts import ViolationError
 from tests.sync.harness import copy_of
 
 if TYPE_CHECKING:
@@ -43,10 +47,14 @@ class FoldModel:
         if span.is_full:
             self._full.add(span.version)
         if model.is_strict:
-            self._offered(span, json.loads(new))
+            self._offered(span, new)
 
-    def _offered(self, span: Span, fold: dict) -> None:
+    def _offered(self, span: Span, new: bytes) -> None:
         model = self.model
+        try:
+            fold = msgspec.to_builtins(parse_fold(new, f"fold {span}"))
+        except FormatError as error:
+            raise ViolationError("folds", str(error)) from error
         root, base_root = fold["root"], fold["base_root"]
         is_known = root in model.versions.get(span.version, ())
         bases = {EMPTY_ROOT} if span.is_full else model.versions.get(span.base, ())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -48,6 +49,7 @@ class Ground:
         self.trace: list[tuple[float, str, str, str, str]] = []
         self.num_faults: dict[str, int] = {}
         self._history: dict[str, list[tuple[float, bytes | None]]] = {}
+        self._keys: list[str] = []
 
     def now(self, key: str) -> bytes | None:
         """What is really there."""
@@ -67,7 +69,16 @@ class Ground:
         return self.simulation.rng.choice(self._history.get(key, [(0.0, None)]))[1]
 
     def keys(self, prefix: str, look: Callable[[str], bytes | None]) -> list[str]:
-        return sorted(k for k in self._history if k.startswith(prefix) and look(k) is not None)
+        first = bisect_left(self._keys, prefix)
+        last = bisect_left(self._keys, f"{prefix}\x7f")
+        return [key for key in self._keys[first:last] if look(key) is not None]
+
+    def _of(self, key: str) -> list[tuple[float, bytes | None]]:
+        """The history of a key, to be added to."""
+        if key not in self._history:
+            self._history[key] = [(-math.inf, None)]
+            insort(self._keys, key)
+        return self._history[key]
 
     def effect(self, who: Process | None, operation: str, key: str, blob: bytes | None) -> None:
         """Carries a write out; ConflictError for a create of what is there."""
@@ -76,8 +87,7 @@ class Ground:
             raise ConflictError(f"create '{key}': it exists already")
         lag_s = 0.0 if "/probe/" in key else self.simulation.rng.uniform(0, self.troubles.lag_s)
         if operation != "delete" or old is not None:
-            history = self._history.setdefault(key, [(-math.inf, None)])
-            history.append((self.simulation.now_s + lag_s, blob))
+            self._of(key).append((self.simulation.now_s + lag_s, blob))
         self.watch(who, operation, key, old, blob)
 
     def contents(self) -> dict[str, bytes]:
@@ -87,9 +97,8 @@ class Ground:
 
     def restore(self, contents: dict[str, bytes]) -> None:
         """Puts an earlier content back, unseen by `watch`."""
-        for key in self._history.keys() | contents.keys():
-            history = self._history.setdefault(key, [(-math.inf, None)])
-            history.append((self.simulation.now_s, contents.get(key)))
+        for key in sorted(self._history.keys() | contents.keys()):
+            self._of(key).append((self.simulation.now_s, contents.get(key)))
 
     def note(self, who: str, operation: str, key: str, what: str) -> None:
         self.trace.append((self.simulation.now_s, who, operation, key, what))

@@ -168,6 +168,7 @@ class History:
             mock.patch("gymfast.sync.committer.new_nonce", nonce),
             mock.patch("gymfast.sync.epoch.new_nonce", nonce),
             mock.patch("gymfast.sync.relay.time", virtual),
+            mock.patch("gymfast.sync.relay._PAUSES_S", (0.0, 0.0)),  # they would be real ones
             mock.patch("gymfast.sync.relay_answers.time", virtual),
         ):
             yield

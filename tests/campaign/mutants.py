@@ -341,8 +341,8 @@ MUTANTS: dict[str, Mutant] = {
     "forgets deletes that overlap": Mutant(
         _patch(cleaner, "delete_all_noted", _forgets_deletes),
         frozenset({"I20", "I26", "I26 leases"}),
-        frozenset({"far", "late", "refused", "full"}),
-        (("is_harsh", True),),
+        frozenset({"far", "late"}),
+        (("is_harsh", True), ("keep", 1), ("anchor_every", 1)),
     ),
     "does not wait for its lease when it goes": Mutant(
         _patch(lease.Lease, "close", lambda self: self.release() or self._requests.close()),

@@ -15,7 +15,7 @@ from typing import Any
 from unittest import mock
 
 from gymfast.errors import GymfastError
-from tests.campaign.simulation import KilledError, Process, Simulation, current
+from tests.campaign.simulation import KilledError, Process, current
 
 _BEGIN_S = 0.001  # mean time until a thread that was asked for runs
 _POOLED = ("requests", "objects", "folds")
@@ -126,9 +126,3 @@ def overlapping() -> Iterator[None]:
         stack.enter_context(mock.patch("gymfast.sync.watching.Future", SimulatedFuture))
         stack.enter_context(mock.patch("gymfast.sync.watching.wait", wait))
         yield
-
-
-def num_strands(simulation: Simulation, process: Process) -> int:
-    """Threads of a process that are at work, or wait."""
-    assert process.simulation is simulation
-    return len(process.strands)

@@ -70,7 +70,7 @@ class Scene:
         return WayStore(self.ground, process)
 
     def new_weights(self, weights: Weights | None) -> Weights:
-        """The next state of a training: some, all or no bits changed, sometimes other tensors."""
+        """The next state of a training: some, all or no bits changed, other tensors, an old one."""
         rng = self.simulation.rng
         self.num_states += 1
         number = self.num_states
@@ -83,6 +83,8 @@ class Scene:
             return {**weights, "extra": np.full(number % 7 + 1, number, np.int16)}
         if drawn < 0.2:
             return {name: value for name, value in weights.items() if name != "extra"}
+        if drawn < 0.25:  # a training that goes back
+            return copy_of(rng.choice(list(self.model.states.values())[-6:]))
         return step(weights, number, rng.choice((0.001, 0.02, 0.02, 0.5)))
 
 
