@@ -196,11 +196,6 @@ def _takes_puts_for_done(self: objects.FrameWriter, room: int, more: int) -> Non
             self.refs.extend(future.result())
 
 
-def _forgets_deletes(store, keys, doomed):
-    """Deletes that were begun together count as answered, whatever comes."""
-    yield from _delete_all(store, keys, set())
-
-
 def _patch(owner: object, name: str, value: object) -> Callable[[], object]:
     return lambda: mock.patch.object(owner, name, value)
 
@@ -338,12 +333,6 @@ MUTANTS: dict[str, Mutant] = {
         frozenset({"I20", "I26"}),
         frozenset({"far", "refused", "full"}),
     ),
-    "forgets deletes that overlap": Mutant(
-        _patch(cleaner, "delete_all_noted", _forgets_deletes),
-        frozenset({"I20", "I26", "I26 leases"}),
-        frozenset({"far", "late"}),
-        (("is_harsh", True), ("keep", 1), ("anchor_every", 1)),
-    ),
     "does not wait for its lease when it goes": Mutant(
         _patch(lease.Lease, "close", lambda self: self.release() or self._requests.close()),
         frozenset({"I61"}),
@@ -353,7 +342,6 @@ MUTANTS: dict[str, Mutant] = {
 _plan = fetcher.Fetcher._plan
 _encode = fold_maker.FoldMaker._encode
 _put_fold = fold_maker.FoldMaker._put
-_delete_all = objects.delete_all_noted
 
 
 def _shorter(self: fetcher.Fetcher, *arguments):
