@@ -128,7 +128,8 @@ class Compactor:
                 f"run '{self._log.keys.run}' in {self._store.url} has no version yet"
             )
         version = self._head.version
-        if version is not None and version % self._every == 0 and version != self._done:
+        is_due = version is not None and version % self._every == 0 and version != self._done
+        if version is not None and is_due and self._is_kept():
             yield from self._fold_at(version)
         while (target := self._next(newest)) is not None:
             yield from self._fold_at(self._advance(target, newest))
@@ -186,6 +187,11 @@ class Compactor:
         else:
             target = newest // self._every * self._every
         return target if target <= newest else None
+
+    def _is_kept(self) -> bool:
+        """True unless retention passed the place of the head: no fold to there is of use then."""
+        tip = self._head.tip
+        return tip is not None and self._log.floor(tip.seq) <= tip.seq
 
     def _oldest(self) -> int:
         """The first version that can be folded: at or after the oldest full state of the log."""

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from tests.campaign.counts import Counts, ViolationError, commit
+from tests.campaign.counts import WHAT, Counts, ViolationError, commit
 from tests.campaign.history import CHAOS_S, History, Profile
 from tests.campaign.mutants import MUTANTS, broken
 
@@ -84,7 +84,7 @@ def _play(options: argparse.Namespace, profile_of) -> int:
             "commit": played,
             "seeds": [seeds.start, seeds.stop],
             "seconds": round(seconds),
-            "trials": counts,
+            "trials": {name: counts[name] for name in {*WHAT, *counts}},
             "violations": failed,
         }
         options.json.write_text(json.dumps(found, indent=1, sort_keys=True))

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 from gymfast.errors import GymfastError
 from gymfast.sync import LiveTarget, Publisher, Subscriber
-from gymfast.sync.keys import object_of
+from gymfast.sync.keys import Span, object_of
 from tests.campaign.counts import ViolationError
+from tests.campaign.folding import show_folds
 from tests.campaign.ground import WayStore
 from tests.campaign.parties import Scene
 from tests.campaign.simulation import Process
@@ -23,6 +24,8 @@ def epilogue(history: History) -> None:
     for scene in history.scenes:
         _freeze(history, scene)
         _mix(history, scene)
+        _show_folds(history, scene)
+        _ignore_conditions(history, scene)
     for scene in history.scenes:
         _roll_back(history, scene)
 
@@ -98,6 +101,44 @@ def _mix(history: History, scene: Scene) -> None:
         ground.restore(before)
 
 
+def _show_folds(history: History, scene: Scene) -> None:
+    """Folds in every condition, to readers that are behind."""
+
+    def follow(span: Span, first: dict[str, bytes], then: dict[str, bytes]) -> bool:
+        live: dict = {}
+        subscriber, _ = _reader(history, scene, live)
+        history.ground.restore(first)
+        subscriber.pull(span.base)
+        history.ground.restore(then)
+        staged = subscriber.fetch(span.version)
+        history.counts["folds taken where they were shown"] += staged.plan.steps[0].is_fold
+        subscriber.apply()
+        return subscriber.version == span.version and _is_exact(scene, subscriber, live)
+
+    if scene.model.is_strict:
+        show_folds(scene, follow)
+
+
+class CarelessStore(WayStore):
+    """A store that ignores conditions: a create replaces what is there."""
+
+    def create(self, key: str, data) -> None:
+        self.put(key, data)
+
+
+def _ignore_conditions(history: History, scene: Scene) -> None:
+    ground, process = history.ground, Process(history.simulation, "late")
+    before = ground.contents()
+    is_refused = False
+    try:
+        _publisher(history, scene, process, CarelessStore(ground, process))
+    except GymfastError as error:
+        is_refused = "create" in str(error)
+    after = {k: v for k, v in ground.contents().items() if "/probe/" not in k}
+    is_same = after == {k: v for k, v in before.items() if "/probe/" not in k}
+    history.counts.check("I24", is_refused and is_same, "a store without conditions is written to")
+
+
 def _roll_back(history: History, scene: Scene) -> None:
     """The store of before two more versions comes back, and is gone on with."""
     ground, model = history.ground, scene.model
@@ -151,9 +192,11 @@ def _note(scene: Scene, report, weights) -> None:
     scene.model.versions.setdefault(report.version, set()).add(report.root)
 
 
-def _publisher(history: History, scene: Scene, process: Process) -> Publisher:
+def _publisher(
+    history: History, scene: Scene, process: Process, store: WayStore | None = None
+) -> Publisher:
     return Publisher(
-        WayStore(history.ground, process),
+        store or WayStore(history.ground, process),
         scene.model.run,
         clock=_Clock(history),
         key=scene.key,

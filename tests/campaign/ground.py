@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -16,13 +17,19 @@ Watch = Callable[[Process | None, str, str, bytes | None, bytes | None], None]
 
 @dataclass(frozen=True)
 class Troubles:
-    """How often calls fail, per kind; `lag_s` is the longest delay until a write is visible."""
+    """How often calls fail, per kind; `lag_s` is the longest delay until a write is visible.
+
+    `twice`: a write is carried out a second time, before its answer comes; `stale`: the hint is an
+    older one.
+    """
 
     refused: float = 0.0
     lost: float = 0.0
     late: float = 0.0
     slow: float = 0.0
     flip: float = 0.0
+    twice: float = 0.0
+    stale: float = 0.0
     lag_s: float = 0.0
 
 
@@ -37,10 +44,12 @@ class Ground:
         self.simulation = simulation
         self.troubles = Troubles()
         self.full_until_s = 0.0
+        self.shows_puts = False
         self.watch: Watch = lambda *_: None
         self.trace: list[tuple[float, str, str, str, str]] = []
         self.num_faults: dict[str, int] = {}
         self._history: dict[str, list[tuple[float, bytes | None]]] = {}
+        self._keys: list[str] = []
 
     def now(self, key: str) -> bytes | None:
         """What is really there."""
@@ -55,8 +64,21 @@ class Ground:
                 return blob
         return None
 
+    def old(self, key: str) -> bytes | None:
+        """What was there once, or now."""
+        return self.simulation.rng.choice(self._history.get(key, [(0.0, None)]))[1]
+
     def keys(self, prefix: str, look: Callable[[str], bytes | None]) -> list[str]:
-        return sorted(k for k in self._history if k.startswith(prefix) and look(k) is not None)
+        first = bisect_left(self._keys, prefix)
+        last = bisect_left(self._keys, f"{prefix}\x7f")
+        return [key for key in self._keys[first:last] if look(key) is not None]
+
+    def _of(self, key: str) -> list[tuple[float, bytes | None]]:
+        """The history of a key, to be added to."""
+        if key not in self._history:
+            self._history[key] = [(-math.inf, None)]
+            insort(self._keys, key)
+        return self._history[key]
 
     def effect(self, who: Process | None, operation: str, key: str, blob: bytes | None) -> None:
         """Carries a write out; ConflictError for a create of what is there."""
@@ -65,8 +87,7 @@ class Ground:
             raise ConflictError(f"create '{key}': it exists already")
         lag_s = 0.0 if "/probe/" in key else self.simulation.rng.uniform(0, self.troubles.lag_s)
         if operation != "delete" or old is not None:
-            history = self._history.setdefault(key, [(-math.inf, None)])
-            history.append((self.simulation.now_s + lag_s, blob))
+            self._of(key).append((self.simulation.now_s + lag_s, blob))
         self.watch(who, operation, key, old, blob)
 
     def contents(self) -> dict[str, bytes]:
@@ -76,9 +97,8 @@ class Ground:
 
     def restore(self, contents: dict[str, bytes]) -> None:
         """Puts an earlier content back, unseen by `watch`."""
-        for key in self._history.keys() | contents.keys():
-            history = self._history.setdefault(key, [(-math.inf, None)])
-            history.append((self.simulation.now_s, contents.get(key)))
+        for key in sorted(self._history.keys() | contents.keys()):
+            self._of(key).append((self.simulation.now_s, contents.get(key)))
 
     def note(self, who: str, operation: str, key: str, what: str) -> None:
         self.trace.append((self.simulation.now_s, who, operation, key, what))
@@ -88,16 +108,18 @@ class WayStore:
     """The store as one process sees it: slow, lossy, late, sometimes cut off.
 
     `is_atomic`: nobody else runs during a call, for caches that several processes share.
+    A process with `num_ahead` is far away: its requests overlap, and so do their answers.
     """
 
     has_create_only = True
-    num_ahead = 0
 
     def __init__(self, ground: Ground, process: Process, *, is_atomic: bool = False) -> None:
         self.ground = ground
         self.process = process
         self.url = ground.url
         self.is_atomic = is_atomic
+        self.num_ahead = process.num_ahead
+        self.shows_puts = process.num_ahead > 0 and ground.shows_puts
 
     def put(self, key: str, data: Blob | Iterable[Blob]) -> None:
         self._write("put", key, copied(data))
@@ -128,6 +150,8 @@ class WayStore:
         found = self.ground.keys(prefix, self.ground.seen)
         self.ground.note(self.process.name, "list", prefix, f"{len(found)} keys")
         self.ground.watch(self.process, "list", prefix, None, None)
+        if self.num_ahead:
+            self._return(prefix)
         return iter(found)
 
     def free_bytes(self) -> int | None:
@@ -144,7 +168,8 @@ class WayStore:
         rng = simulation.rng
         if not self.is_atomic:
             is_slow = rng.random() < troubles.slow
-            simulation.pause(process, rng.expovariate(1 / 3 if is_slow else 50))
+            rate = 1 / 3 if is_slow else 15 if self.num_ahead else 50
+            simulation.pause(process, rng.expovariate(rate))
         is_write = operation in WRITES
         if process.cut_until_s > simulation.now_s:
             what = rng.choice(("refused", "lost")) if is_write else "refused"
@@ -179,6 +204,10 @@ class WayStore:
             raise StoreError(f"{operation} '{key}': no answer")
         try:
             ground.effect(process, operation, key, blob)
+            if self._happens(ground.troubles.twice, key, "twice"):
+                ground.note(process.name, operation, key, "done, and asked for again")
+                self._return(key)
+                ground.effect(process, operation, key, blob)
         except ConflictError:
             ground.note(process.name, operation, key, "exists")
             ground.watch(process, "exists", key, None, None)
@@ -188,8 +217,21 @@ class WayStore:
             if not self.is_atomic:
                 ground.simulation.pause(process, ground.simulation.rng.expovariate(2))
             raise StoreError(f"{operation} '{key}': the reply is lost")
-        if not self.is_atomic and "/probe/" not in key and process.is_running:
-            ground.simulation.pause(process, ground.simulation.rng.expovariate(100))
+        self._return(key)
+
+    def _return(self, key: str) -> None:
+        """The way back of an answer."""
+        if not self.is_atomic and "/probe/" not in key and self.process.is_running:
+            rate = 15 if self.num_ahead else 100
+            simulation = self.ground.simulation
+            simulation.pause(self.process, simulation.rng.expovariate(rate))
+
+    def _happens(self, rate: float, key: str, what: str) -> bool:
+        """True if such a thing happens to this call; counts it."""
+        if not rate or "/probe/" in key or self.ground.simulation.rng.random() >= rate:
+            return False
+        self.ground.num_faults[what] = self.ground.num_faults.get(what, 0) + 1
+        return True
 
     def _done_late(self, operation: str, key: str, blob: bytes | None) -> None:
         try:
@@ -203,17 +245,20 @@ class WayStore:
         self._arrive(operation, key)
         ground = self.ground
         blob = ground.seen(key)
+        if key.endswith("/hint") and self._happens(ground.troubles.stale, key, "stale"):
+            blob = ground.old(key)
         ground.note(
             self.process.name, operation, key, "absent" if blob is None else f"{len(blob)} bytes"
         )
         ground.watch(self.process, operation, key, None, None)
+        if self.num_ahead:
+            self._return(key)
         if blob is None:
             raise NotFoundError(f"{operation} '{key}': no such object")
         rng = ground.simulation.rng
-        is_content = operation != "size" and blob and "/probe/" not in key
-        if is_content and ground.troubles.flip and rng.random() < ground.troubles.flip:
+        is_content = operation != "size" and blob
+        if is_content and self._happens(ground.troubles.flip, key, "flip"):
             ground.note(self.process.name, operation, key, "damaged on the way")
-            ground.num_faults["flip"] = ground.num_faults.get("flip", 0) + 1
             return damaged(blob, rng)
         return blob
 

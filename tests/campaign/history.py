@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import random
+import shutil
+import tempfile
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from pathlib import Path
 from unittest import mock
 
 from gymfast.errors import GymfastError
@@ -17,8 +20,10 @@ from gymfast.sync.manifest import MAX_OBJECT_BYTES
 from gymfast.sync.relay import RelayCache
 from tests.campaign.counts import Counts, ViolationError
 from tests.campaign.epilogue import epilogue
+from tests.campaign.folding import Folding
 from tests.campaign.ground import Ground, Troubles, WayStore
 from tests.campaign.model import Model
+from tests.campaign.overlap import overlapping
 from tests.campaign.parties import (
     KEY,
     WRONG_KEY,
@@ -37,6 +42,9 @@ FEATURES = (
     "kills", "stops", "cuts", "full", "lag", "flips", "late", "lost", "refused", "slow", "clocks",
     "decay", "forger", "relays", "second", "gc",
 )  # fmt: skip
+LATER_FEATURES = ("far", "folds", "twice", "stale")
+"""Drawn by themselves, so that an old number still has the features above that it had."""
+STRAYS = ("folds/readme", "folded/notes/part", "objects/readme", "log/readme", "notes")
 
 
 @dataclass(frozen=True)
@@ -63,15 +71,22 @@ class Profile:
         features -= set() if has_key else {"forger"}
         if "decay" in features:
             features -= {"forger", "clocks"}
-        return cls(
+        later = random.Random(seed * 104729 + 17)
+        added = {f for f in LATER_FEATURES if later.random() < 0.45}
+        profile = cls(
             seed,
-            frozenset(features),
+            frozenset(features | added),
             has_key,
             1 + (rng.random() < 0.25),
             rng.randint(2, 4),
             rng.choice((1, 2, 5)),
             4 if "lag" in features else rng.choice((1, 2, 4)),
         )
+        if "folds" in added:  # they are for long ways
+            profile = replace(
+                profile, anchor_every=later.choice((5, 50)), keep=later.choice((4, 12))
+            )
+        return profile
 
     def without(self, *names: str) -> Profile:
         return replace(self, features=self.features - set(names))
@@ -94,6 +109,8 @@ class History:
         self.scenes: list[Scene] = []
         self.readers: list[Reader] = []
         self.relays: list[RelayCache] = []
+        self.compactors: list[Folding] = []
+        self.folder: Path | None = None
         self.num_started = 0
 
     def play(self) -> None:
@@ -116,17 +133,22 @@ class History:
                     self._open_run(f"run{'' if number == 0 else '.1'}")
                 self.ground.watch = self._watch
                 self.ground.troubles = self._troubles()
+                if self.has("far") and not self.has("lag"):
+                    self.ground.shows_puts = self.simulation.rng.random() < 0.5
                 self._plan_incidents()
                 simulation.run(profile.chaos_s)
                 self._calm()
                 simulation.run(CALM_S)
                 self._check_end()
+                self._check_closed()
                 simulation.close()
                 epilogue(self)
             finally:
                 simulation.close()
                 for relay in self.relays:
                     relay.close()
+                if self.folder is not None:
+                    shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextmanager
     def _patched(self) -> Iterator[None]:
@@ -136,11 +158,17 @@ class History:
         def nonce() -> str:
             return f"{rng.getrandbits(128):032x}"
 
+        def reader_name() -> str:
+            return f"compactor-{rng.getrandbits(32):08x}"
+
         virtual = types.SimpleNamespace(monotonic=lambda: clock.now_s)
         with (
+            overlapping(),
+            mock.patch("gymfast.sync.subscriber.reader_name", reader_name),
             mock.patch("gymfast.sync.committer.new_nonce", nonce),
             mock.patch("gymfast.sync.epoch.new_nonce", nonce),
             mock.patch("gymfast.sync.relay.time", virtual),
+            mock.patch("gymfast.sync.relay._PAUSES_S", (0.0, 0.0)),  # they would be real ones
             mock.patch("gymfast.sync.relay_answers.time", virtual),
         ):
             yield
@@ -165,6 +193,9 @@ class History:
             is_strict=not {"decay", "forger"} & profile.features,
             has_leases=not {"clocks", "flips", "lag"} & profile.features,
         )
+        model.folds.is_clean = not {"late", "flips", "lag"} & profile.features
+        for name in STRAYS:
+            self.ground.effect(None, "put", f"{run}/{name}", name.encode())
         options = {
             "anchor_every": profile.anchor_every,
             "keep": profile.keep,
@@ -178,11 +209,15 @@ class History:
         scene = Scene(self.simulation, self.ground, model, self.counts, options, key)
         scene.may_fence_falsely = bool({"decay", "forger", "flips"} & profile.features)
         scene.pause_s = 2.0 if self.has("lag") else 0.0  # retention keeps what it deletes longer
+        scene.has_sure_writes = not {"refused", "lost", "late", "cuts", "decay"} & profile.features
+        scene.size = 200 if self.has("folds") else 40  # for which folds pay
         self.scenes.append(scene)
         for _ in range(2 if self.has("second") else 1):
             self._start(scene, "trainer", Trainer(scene).work)
         for number in range(profile.num_readers):
             self._start_reader(scene, number)
+        if self.has("folds"):
+            self._start_compactors(scene)
         if self.has("gc"):
             self._start(scene, "gc", Gc(scene).work)
         for name, party in (("decay", Decay), ("forger", Forger)):
@@ -194,9 +229,34 @@ class History:
         self.num_started += 1
         process = self.simulation.start(f"{scene.model.run}/{kind}{self.num_started}", work)
         process.wall_offset_s = self.simulation.rng.uniform(-20, 20)
+        if self.has("far"):
+            process.num_ahead = self.simulation.rng.choice((0, 1, 2, 4))
         return process
 
-    def _start_reader(self, scene: Scene, number: int) -> None:
+    def _start_compactors(self, scene: Scene) -> None:
+        """One or two, and readers that need folds: slow ones, and such as come late."""
+        rng = self.simulation.rng
+        if self.folder is None:
+            shared = Path("/dev/shm")  # memory: many small files
+            self.folder = Path(tempfile.mkdtemp(dir=shared if shared.is_dir() else None))
+        every, levels = rng.choice(((2, 2), (2, 3), (3, 2), (4, 1)))
+        anchor_every = rng.choice((None, every, 2 * every))
+        for number in range(1 + (rng.random() < 0.5)):
+            folding = Folding(
+                scene,
+                self.folder / f"{scene.model.run}-{number}",
+                every,
+                levels,
+                anchor_every,
+                rng.choice((100, scene.options["object_bytes"])),
+            )
+            self.compactors.append(folding)
+            self._start(scene, "compactor", folding.work)
+        for _ in range(2):
+            after_s = rng.uniform(0, self.profile.chaos_s)
+            self.simulation.at(after_s, lambda: self._start_reader(scene, 0, pace_s=15.0))
+
+    def _start_reader(self, scene: Scene, number: int, pace_s: float = 3.0) -> None:
         rng = self.simulation.rng
         is_relayed = self.has("relays") and number > 0
         relay = self._relay(scene, number) if is_relayed else None
@@ -210,6 +270,7 @@ class History:
             lease_s=rng.choice((30.0, 600.0)),
             hold_s=rng.choice((3.0, 3.0, 60.0)),
             may_lag=self.has("lag") or relay is not None,
+            pace_s=pace_s,
         )
         process = self._start(scene, "reader", reader.work)
         if relay is None:
@@ -239,6 +300,8 @@ class History:
             late=rate("late", 0.06),
             slow=rate("slow", 0.05),
             flip=rate("flips", 0.03),
+            twice=rate("twice", 0.06),
+            stale=rate("stale", 0.5),
             lag_s=rate("lag", 3.0),
         )
 
@@ -247,6 +310,7 @@ class History:
     def _plan_incidents(self) -> None:
         rng, incidents = self.simulation.rng, []
         incidents += [self._kill] * (6 if self.has("kills") else 0)
+        incidents += [self._kill_compactor] * (3 if self.has("kills") and self.compactors else 0)
         incidents += [self._stop] * (4 if self.has("stops") else 0)
         incidents += [self._cut] * (5 if self.has("cuts") else 0)
         incidents += [self._fill] * (2 if self.has("full") else 0)
@@ -262,9 +326,16 @@ class History:
         self.ground.note(victim.name, "--", "", what)
         self.counts[what] += 1
 
-    def _kill(self) -> None:
-        victim = self._victim()
-        if not {"trainer", "reader", "gc"} & {victim.name.split("/")[1].rstrip("0123456789")}:
+    def _kill_compactor(self) -> None:
+        victim = self.simulation.rng.choice(self.compactors).process
+        if victim is not None and not victim.is_dead:
+            self._kill(victim)
+
+    def _kill(self, victim: Process | None = None) -> None:
+        victim = victim or self._victim()
+        if not {"trainer", "reader", "gc", "compactor"} & {
+            victim.name.split("/")[1].rstrip("0123456789")
+        }:
             return
         self._told(victim, "killed")
         victim.kill()
@@ -273,6 +344,9 @@ class History:
         delay_s = self.simulation.rng.expovariate(1 / 4)
         if reader is not None:
             self.simulation.at(delay_s, partial(self._again, scene, reader))
+        elif "/compactor" in victim.name:
+            folding = next(f for f in self.compactors if f.process in (victim, None))
+            self.simulation.at(delay_s, lambda: self._start(scene, "compactor", folding.work))
         elif "/trainer" in victim.name:
             work = Trainer(scene, had_death=True).work
             self.simulation.at(delay_s, lambda: self._start(scene, "trainer", work))
@@ -344,6 +418,18 @@ class History:
         self.counts["calls"] += len(self.ground.trace)
         self.counts["histories"] += 1
 
+    def _check_closed(self) -> None:
+        """Everybody goes: nothing of them stays."""
+        for scene in self.scenes:
+            scene.is_over = True
+        self.simulation.run(120.0)
+        contents = self.ground.contents()
+        for process in self.simulation.processes:
+            if not process.is_dead and process.name.split("/")[1].startswith(("reader", "comp")):
+                lease = f"{process.name.split('/')[0]}/readers/{name_of(process)}"
+                is_gone = not process.strands and lease not in contents
+                self.counts.check("I61", is_gone, f"something of {process.name} stays")
+
     def _check_store(self, scene: Scene) -> None:
         """The store is whole; with a key, the key is nowhere."""
         contents = self.ground.contents()
@@ -351,7 +437,14 @@ class History:
             shown = [KEY, KEY.hex().encode()]
             for blob in [*contents.values(), *(text.encode() for text in scene.texts)]:
                 self.counts.check("I84", not any(key in blob for key in shown), "a key is shown")
+        if "decay" not in self.profile.features:
+            for name in STRAYS:
+                is_same = contents.get(f"{scene.model.run}/{name}") == name.encode()
+                self.counts.check("I27", is_same, f"'{name}' is not ours, and changed")
         if scene.model.is_strict:
+            for folding in self.compactors:
+                if folding.scene is scene:
+                    self.counts.check("I21 folds", folding.is_done, f"{folding.told} is behind")
             reader = Process(self.simulation, "fsck")
             report = fsck(WayStore(self.ground, reader), scene.model.run, key=scene.key)
             self.counts.check("I26", not report.damage, f"fsck finds {report.damage}")

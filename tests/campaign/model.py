@@ -6,8 +6,10 @@ import hashlib
 import json
 from dataclasses import dataclass, field
 
+from gymfast.stores.base import check_key
 from gymfast.sync.keys import RunKeys, number_of, object_of
 from tests.campaign.counts import Counts, ViolationError
+from tests.campaign.fold_model import FoldModel
 from tests.campaign.ground import Ground
 from tests.campaign.simulation import Process
 from tests.sync.harness import Weights
@@ -53,6 +55,7 @@ class Model:
 
     def __post_init__(self) -> None:
         self.keys = RunKeys(self.run)
+        self.folds = FoldModel(self)
 
     def watch(
         self, who: Process | None, operation: str, key: str, old: bytes | None, new: bytes | None
@@ -62,6 +65,11 @@ class Model:
         if name in self.outsiders:
             return
         self.counts.check("I27", key.startswith(f"{self.run}/"), f"{name}: {operation} '{key}'")
+        if operation in ("put", "create", "delete"):
+            self.counts.check("I83", check_key(key) == key, f"{name}: {operation} '{key}'")
+            self.counts.check(
+                "I27", self._may(name, operation, key), f"{name}: {operation} '{key}'"
+            )
         if operation in ("put", "create"):
             assert new is not None
             self._written(who, operation, key, old, new)
@@ -71,6 +79,20 @@ class Model:
             self.counts["I22 races"] += number_of(key, self.keys.log_prefix) is not None
         else:
             self._looked(name, operation, key)
+
+    def _may(self, name: str, operation: str, key: str) -> bool:
+        """True if that is of those who play this part: nobody deletes or writes what is not his."""
+        keys, part = self.keys, name.partition("/")[2].rstrip("0123456789")
+        if part == "reader":
+            return key == keys.reader(name.replace("/", "."))
+        if part == "relay":
+            return key.startswith(keys.readers_prefix)
+        is_of_folds = key.startswith((keys.folds_prefix, keys.folded_prefix))
+        if part == "compactor":
+            return is_of_folds or key.startswith(f"{keys.readers_prefix}compactor")
+        if part == "gc":
+            return operation == "delete" or key.startswith(keys.floors_prefix)
+        return operation == "delete" or not is_of_folds
 
     def _written(
         self, who: Process | None, operation: str, key: str, old: bytes | None, new: bytes
@@ -85,6 +107,8 @@ class Model:
             self.counts.check("I20", is_right, f"'{key}' was written with other bytes")
         elif key.startswith(self.keys.readers_prefix):
             self._leased(key, json.loads(new))
+        else:
+            self.folds.written(key, new)
         self.honest[key] = new
 
     def _committed(self, who: Process | None, seq: int, blob: bytes) -> None:
@@ -151,6 +175,11 @@ class Model:
         ]
         return max(full, default=0)
 
+    def version_at(self, seq: int) -> int:
+        """The version that holds at a place of the log; -1 if none does."""
+        states = [r for s, r in self.records.items() if s <= seq and "version" in r]
+        return max((r["version"] for r in states), default=-1)
+
     def _leased(self, key: str, lease: dict) -> None:
         before = self.guards.get(key)
         guard = Guard(lease["seq"], lease["expires_us"])
@@ -164,9 +193,9 @@ class Model:
         if guard is None:
             return
         if operation == "list" and key == self.keys.floors_prefix:
-            guard.has_looked = True
-        elif guard.has_looked and key.startswith(self.keys.objects_prefix):
-            guard.is_let_through = True
+            guard.has_looked = self.floor_mark() <= guard.seq
+        elif key.startswith((self.keys.objects_prefix, self.keys.folded_prefix)):
+            guard.is_let_through |= guard.has_looked
 
     def _deleted(self, name: str, key: str, old: bytes | None) -> None:
         self.honest.pop(key, None)
@@ -174,9 +203,11 @@ class Model:
             self.guards.pop(key, None)
         seq = number_of(key, self.keys.log_prefix)
         place = object_of(key, self.keys.objects_prefix)
+        if old is not None:
+            self.folds.deleted(name, key)
         if old is None or (seq is None and place is None) or not self.is_strict:
             return
-        held = self._held_from() if self.has_leases else None
+        held = self.held_from() if self.has_leases else None
         floor = self.floor()
         if seq is not None:
             is_loose = seq < floor and self.records.get(seq, {}).get("type") != "epoch"
@@ -197,7 +228,8 @@ class Model:
         if held is not None:
             self.counts.check("I26 leases", not needing, f"{text}, a lease holds {held}")
 
-    def _held_from(self) -> int | None:
+    def held_from(self) -> int | None:
+        """The oldest record that a reader with a lease relies on; None if none does."""
         now_us = int((self.ground.simulation.now_s + 1.7e9) * 1e6)
         return min(
             (g.seq for g in self.guards.values() if g.is_let_through and g.expires_us > now_us),

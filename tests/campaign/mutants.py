@@ -3,23 +3,40 @@
 from __future__ import annotations
 
 import csv
+import hashlib
 import logging
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from unittest import mock
 
 from gymfast.errors import ChainError, StoreError
-from gymfast.sync import cleaner, commit, committer, epoch, fetcher, installer, log, objects, view
+from gymfast.sync import (
+    cleaner,
+    commit,
+    committer,
+    compactor,
+    epoch,
+    fetcher,
+    fold_choice,
+    fold_maker,
+    installer,
+    lease,
+    log,
+    objects,
+    view,
+)
 from gymfast.sync.chain import enter, follow, is_full
 from gymfast.sync.commit import Answer, Step
-from gymfast.sync.manifest import StateRecord
+from gymfast.sync.manifest import FrameRef, StateRecord
 from gymfast.sync.retention import Deletion, deletion
 from gymfast.sync.snapshot import Snapshot
 from tests.campaign.counts import ViolationError
 from tests.campaign.history import Profile, play
 
+FOLDS = frozenset({"folds"})
+LONG_WAYS = (("anchor_every", 50), ("keep", 12))
 MAX_SEEDS = 100
 """Histories of which one has to show a bug."""
 
@@ -124,6 +141,61 @@ def _contradicted() -> Iterator[None]:
         yield
 
 
+def _fold_of_another_state(self: fold_maker.FoldMaker, base, head, file) -> int:
+    """The base is not the one that the record names."""
+    return _encode(self, None if base is None else replace(base, path=head.path), head, file)
+
+
+def _puts_nothing(self: fold_maker.FoldMaker, span, file):
+    """The record of a fold comes although the store refused its objects."""
+    try:
+        return _put_fold(self, span, file)
+    except StoreError:
+        file.seek(0)
+        data = file.read()
+        ref = objects.ObjectRef(hashlib.sha256(data).hexdigest(), len(data))
+        writer = objects.FrameWriter(self._log.store, self._log.keys, 0, len(data))
+        return writer, FrameRef(len(data), (ref,))
+
+
+def _passed_by_version(found, finished, lowest: int, leased: int | None) -> frozenset:
+    """One version too many counts as passed."""
+    return frozenset(span for span in found if span.start <= lowest + 1)
+
+
+def _takes_all_back(self: fold_maker.FoldMaker, fold, writer) -> None:
+    """The loser of two compactors deletes what the winner's fold needs, too."""
+    keys = self._log.keys.of(fold)
+    for ref in writer.refs:
+        with suppress(StoreError):
+            self._log.store.delete(keys.object(0, ref.digest))
+
+
+def _gives_up(_: fold_choice.FoldChoice, fold, what: str) -> None:
+    """A fold that is gone is as bad as a version that is."""
+    raise StoreError(what)
+
+
+def _newest_first(self: objects.FrameReads):
+    """What was asked for last comes first."""
+    while self._tasks or self._waiting:
+        if self._threads is None:
+            task = self._tasks.popleft()
+            yield task, task.read()
+            continue
+        self.start()
+        task, future = self._waiting.pop()
+        yield task, future.result()
+
+
+def _takes_puts_for_done(self: objects.FrameWriter, room: int, more: int) -> None:
+    """Objects count as stored once their puts were begun."""
+    while self._waiting and sum(size for size, _ in self._waiting) + more > room:
+        future = self._waiting.popleft()[1]
+        with suppress(StoreError):
+            self.refs.extend(future.result())
+
+
 def _patch(owner: object, name: str, value: object) -> Callable[[], object]:
     return lambda: mock.patch.object(owner, name, value)
 
@@ -215,8 +287,61 @@ MUTANTS: dict[str, Mutant] = {
         frozenset({"I03", "I20", "I30"}),
         frozenset({"slow"}),
     ),
+    "a fold leads from another state": Mutant(
+        _patch(fold_maker.FoldMaker, "_encode", _fold_of_another_state),
+        frozenset({"folds"}),
+        FOLDS,
+        LONG_WAYS,
+    ),
+    "offers a fold without its objects": Mutant(
+        _patch(fold_maker.FoldMaker, "_put", _puts_nothing),
+        frozenset({"folds"}),
+        FOLDS | {"refused"},
+        LONG_WAYS,
+    ),
+    "deletes folds that are of use": Mutant(
+        _patch(cleaner, "passed_folds", _passed_by_version),
+        frozenset({"I26 folds"}),
+        FOLDS | {"gc"},
+        LONG_WAYS,
+    ),
+    "takes the objects of another compactor back": Mutant(
+        _patch(fold_maker.FoldMaker, "_yield_to_other", _takes_all_back),
+        frozenset({"folds", "I21 folds"}),
+        FOLDS | {"slow"},
+        LONG_WAYS,
+    ),
+    "stops at a fold that cannot be fetched": Mutant(
+        _patch(fold_choice.FoldChoice, "drop", _gives_up),
+        frozenset({"I32 folds", "I03"}),
+        FOLDS,
+        LONG_WAYS,
+    ),
+    "a compactor waits for a version that retention deleted": Mutant(
+        _patch(compactor.Compactor, "_is_kept", lambda _: True),
+        frozenset({"I21 folds"}),
+        FOLDS | {"kills", "gc", "slow", "stops"},
+        (*LONG_WAYS, ("keep", 1)),
+    ),
+    "takes the piece that was asked for last first": Mutant(
+        _patch(objects.FrameReads, "_in_order", _newest_first),
+        frozenset({"I03"}),
+        frozenset({"far"}),
+    ),
+    "takes puts for done that overlap": Mutant(
+        _patch(objects.FrameWriter, "_take", _takes_puts_for_done),
+        frozenset({"I20", "I26"}),
+        frozenset({"far", "refused", "full"}),
+    ),
+    "does not wait for its lease when it goes": Mutant(
+        _patch(lease.Lease, "close", lambda self: self.release() or self._requests.close()),
+        frozenset({"I61"}),
+        frozenset({"far"}),
+    ),
 }
 _plan = fetcher.Fetcher._plan
+_encode = fold_maker.FoldMaker._encode
+_put_fold = fold_maker.FoldMaker._put
 
 
 def _shorter(self: fetcher.Fetcher, *arguments):

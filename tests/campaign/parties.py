@@ -12,7 +12,13 @@ from typing import Any
 import numpy as np
 
 from gymfast.delta import State
-from gymfast.errors import ConflictError, DeadlineError, GymfastError, NotFoundError
+from gymfast.errors import (
+    ConflictError,
+    DeadlineError,
+    GymfastError,
+    NotFoundError,
+    StoreError,
+)
 from gymfast.stores.base import Store
 from gymfast.sync import LiveTarget, Publisher, Subscriber
 from gymfast.sync.cleaner import collect
@@ -20,7 +26,7 @@ from gymfast.sync.keys import number_of
 from tests.campaign.counts import Counts
 from tests.campaign.ground import Ground, WayStore, damaged
 from tests.campaign.model import Model
-from tests.campaign.simulation import Process, Simulation
+from tests.campaign.simulation import Process, Simulation, current
 from tests.sync.harness import Weights, copy_of, make_weights, step, zeros_like
 
 KEY = b"campaign-key-0123456789"
@@ -46,9 +52,12 @@ class Scene:
     key: bytes | None = None
     is_quiet: bool = False
     ends: bool = False
+    is_over: bool = False
+    has_sure_writes: bool = False
     may_fence_falsely: bool = False
     num_states: int = 0
     pause_s: float = 0.0
+    size: int = 40
     texts: list[str] = field(default_factory=list)
 
     def note(self, process: Process, what: str, error: BaseException | None = None) -> None:
@@ -61,12 +70,12 @@ class Scene:
         return WayStore(self.ground, process)
 
     def new_weights(self, weights: Weights | None) -> Weights:
-        """The next state of a training: some, all or no bits changed, sometimes other tensors."""
+        """The next state of a training: some, all or no bits changed, other tensors, an old one."""
         rng = self.simulation.rng
         self.num_states += 1
         number = self.num_states
         if weights is None:
-            return make_weights(number, num_tensors=2, size=40)
+            return make_weights(number, num_tensors=2, size=self.size)
         drawn = rng.random()
         if drawn < 0.1:
             return copy_of(weights)
@@ -74,6 +83,8 @@ class Scene:
             return {**weights, "extra": np.full(number % 7 + 1, number, np.int16)}
         if drawn < 0.2:
             return {name: value for name, value in weights.items() if name != "extra"}
+        if drawn < 0.25:  # a training that goes back
+            return copy_of(rng.choice(list(self.model.states.values())[-6:]))
         return step(weights, number, rng.choice((0.001, 0.02, 0.02, 0.5)))
 
 
@@ -135,6 +146,9 @@ class Trainer:
             except RETRIED as error:
                 scene.note(process, "failed", error)
                 self._check_rolled_back(source)
+                if scene.ground.full_until_s > scene.simulation.now_s:
+                    is_of_store = isinstance(error, (StoreError, DeadlineError))
+                    scene.counts.check("I25", is_of_store, f"the store is full: {error!r}")
                 is_new, has_failed = rng.random() < 0.4, True
                 if rng.random() < 0.1:
                     return
@@ -196,8 +210,10 @@ class BreakingTarget(LiveTarget):
     """Live tensors whose writer dies half way when told to."""
 
     breaks = False
+    num_folds = 0
 
     def write(self, frames, *, is_known):
+        self.num_folds = sum(frame.step.is_fold for frame in frames)
         if self.breaks:
             self.breaks = False
             first = next(iter(self.state.tensors.values()))
@@ -222,6 +238,7 @@ class Reader:
     highest: int = -1
     is_corrupt: bool = False
     may_lag: bool = False
+    pace_s: float = 3.0
 
     @property
     def has_wrong_key(self) -> bool:
@@ -240,6 +257,13 @@ class Reader:
         self.process, self.highest, self.is_corrupt = process, -1, False
         first = next(iter(scene.model.states.values()), None)
         self.live = {} if first is None or rng.random() < 0.3 else zeros_like(first)
+        while not scene.is_over:
+            self._open(process)
+            self._follow(process)
+
+    def _open(self, process: Process) -> None:
+        scene = self.scene
+        self.highest = -1
         self.target = BreakingTarget(self.live, threads=1, allow_new_names=True)
         self.subscriber = Subscriber(
             self.open_way(process),
@@ -252,7 +276,12 @@ class Reader:
             freshness_s=60.0,
             key=self.key,
         )
-        while True:
+
+    def _follow(self, process: Process) -> None:
+        """Until it goes; then nothing of it stays."""
+        scene, rng = self.scene, self.scene.simulation.rng
+        assert self.subscriber is not None
+        while not scene.is_over:
             if self.subscriber.state.name == "CLEAN" and not scene.is_quiet:
                 self._spoil()
             try:
@@ -262,7 +291,22 @@ class Reader:
             except RETRIED as error:
                 scene.note(process, "failed", error)
             self.check()
-            process.sleep(rng.expovariate(1 / (1 if scene.is_quiet else 3)))
+            process.sleep(rng.expovariate(1 / (1 if scene.is_quiet else self.pace_s)))
+            if not scene.is_quiet and rng.random() < 0.05:
+                with suppress(*RETRIED):
+                    self.subscriber.fetch()
+                break
+        self.subscriber.close()
+        at_work = [(strand, strand.work) for strand in process.strands if strand is not current()]
+
+        def check_ended() -> None:
+            is_gone = all(strand.work is not work for strand, work in at_work)
+            scene.counts.check("I61", is_gone, f"a thread of {process.name} stays")
+
+        scene.simulation.at(200.0, check_ended)  # what was asked for is answered by then
+        if scene.has_sure_writes:
+            lease = scene.ground.now(scene.model.keys.reader(name_of(process)))
+            scene.counts.check("I61", lease is None, f"the lease of {process.name} stays")
 
     def _spoil(self) -> None:
         rng = self.scene.simulation.rng
@@ -289,7 +333,9 @@ class Reader:
         elif drawn < 0.9:
             newest = subscriber.poll()
             if newest is not None:
-                self._installed(process, subscriber.wait(newest + 1, timeout_s=8.0))
+                interval_s = rng.choice((None, 0.1, 1.0)) if process.num_ahead else None
+                report = subscriber.wait(newest + 1, timeout_s=8.0, interval_s=interval_s)
+                self._installed(process, report)
         else:
             version = rng.randint(max(0, model.newest - 4), max(0, model.newest + 1))
             with suppress(NotFoundError, DeadlineError):
@@ -305,6 +351,9 @@ class Reader:
         if self.is_corrupt:
             self.is_corrupt = False
             self.scene.counts.check("I31", self._is_exact(), "damaged memory is served")
+        if self.target.num_folds:
+            self.target.num_folds = 0
+            self.scene.counts.check("I30 folds", self._is_exact(), f"folds to {report.version}")
         before = report.from_version
         if before is not None and report.version - before > 1:
             self.scene.counts.check("I30", self._is_exact(), f"{before} to {report.version}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import logging
 import shutil
+from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -15,12 +17,17 @@ from tests.campaign.history import History, Profile, play
 from tests.campaign.mutants import MAX_SEEDS, MUTANTS, broken, seed_that_catches
 from tests.campaign.processes import KINDS
 
+SAMPLE = (2, 4, 5)
+"""With folds, with stores that are far, with both."""
 QUICK = (
     "goes on after a record of somebody else",
     "keeps what failed as the committed state",
     "deletes without reading the leases",
     "keeps no version but the newest full state",
     "deletes records of epochs",
+    "a fold leads from another state",
+    "deletes folds that are of use",
+    "does not wait for its lease when it goes",
 )
 
 
@@ -32,7 +39,7 @@ def _is_quiet():
     logging.disable(logging.NOTSET)
 
 
-def play_all(seeds: range) -> Counts:
+def play_all(seeds: Iterable[int]) -> Counts:
     counts = Counts()
     for seed in seeds:
         history = History(Profile.drawn(seed), counts)
@@ -45,13 +52,14 @@ def play_all(seeds: range) -> Counts:
 
 
 def test_a_sample_of_the_campaign_breaks_nothing():
-    counts = play_all(range(3))
+    counts = play_all(SAMPLE)
     assert {"I03", "I04", "I20", "I22", "I23", "I26", "I27", "I30", "I32", "I33"} <= counts.keys()
+    assert {"folds", "I21 folds", "I26 folds", "I32 folds", "I61", "I83"} <= counts.keys()
 
 
 @pytest.mark.ci
 def test_histories_for_ci_break_nothing():
-    play_all(range(3, 23))
+    play_all(range(6, 26))
 
 
 @pytest.mark.long
@@ -99,8 +107,10 @@ def test_every_deliberate_bug_is_caught(name):
     assert found[1].invariant in MUTANTS[name].invariants, found
 
 
-def test_one_number_is_one_history():
+@pytest.mark.parametrize("added", [(), ("far", "folds", "kills", "twice", "stale")])
+def test_one_number_is_one_history(added):
     profile = Profile.drawn(7)
+    profile = replace(profile, features=profile.features | set(added), chaos_s=20.0)
     told = []
     for _ in range(2):
         counts = Counts()

@@ -21,6 +21,7 @@ from sync.harness import (
 
 from gymfast.errors import ChainError, FormatError, NotFoundError, StoreError
 from gymfast.stores import MemoryStore
+from gymfast.sync import Compactor
 from gymfast.sync.cleaner import collect
 from gymfast.sync.fsck import fsck
 from gymfast.sync.keys import RunKeys
@@ -326,3 +327,20 @@ def test_I26_retention_takes_no_objects_while_a_record_is_not_visible(hidden):
     publisher(inner)
     collect(Late(inner), RUN, keep=50)
     assert not fsck(inner, RUN).damage
+
+
+def test_a_compactor_that_retention_overtook_goes_on_when_it_starts_again(tmp_path):
+    """It was killed before it folded to the version that it holds, and retention came by."""
+    store = MemoryStore()
+    source = publisher(store, keep=2, anchor_every=50)
+    states = history(9, num_tensors=2, size=20_000)
+    for weights in states[:3]:
+        source.publish(weights)
+    with Compactor(store, RUN, tmp_path, every=2, levels=1, threads=1) as compactor:
+        compactor._advance(2)
+    for weights in states[3:]:
+        source.publish(weights, anchor=True)
+    assert KEYS.record(4) not in set(store.list(KEYS.log_prefix))
+    with Compactor(store, RUN, tmp_path, every=2, levels=1, threads=1) as compactor:
+        list(compactor.work())
+        assert compactor.version == 8
