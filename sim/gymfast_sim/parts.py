@@ -113,18 +113,8 @@ class Sandbox:
     """One sandbox, from the moment it is asked for."""
 
     __slots__ = (
-        *(
-            "cls",
-            "epoch",
-            "num_passed",
-            "num_refused",
-            "number",
-            "owner",
-            "replaces",
-            "resets",
-            "since_ns",
-        ),
-        *("stamps", "state", "uses"),
+        *("cls", "epoch", "num_passed", "num_refused", "number", "owner", "replaces", "resets"),
+        *("since_ns", "stamps", "state", "uses"),
     )
 
     def __init__(self, number: int, cls: int, now_ns: int) -> None:

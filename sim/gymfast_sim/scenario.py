@@ -78,8 +78,8 @@ class Rollouts(_Part, frozen=True, kw_only=True):
 
     A step ends when `enough` rollouts are done; the others are given up. With `group_fail` "drop"
     those of a group are given up when one of them is dropped. With `is_partial` what was given up
-    goes on in the next step; `grading` is a second sandbox that grades a rollout; `gpu_speed` is how
-    thinking slows down: that many times faster with so many at once.
+    goes on in the next step; `grading` is a second sandbox that grades a rollout; `gpu_speed` is
+    how much is thought in all by 1, 2, ... at once.
     """
 
     prompts: int
