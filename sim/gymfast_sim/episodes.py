@@ -18,7 +18,7 @@ DONE, DROPPED, SERVED, LOST, ABORTED = 0, 1, 3, 4, 5
 
 
 class Episodes:
-    """What rollouts do from their submission on; `finished(rollout, is_done)` is called at the end."""
+    """What rollouts do once submitted; `finished(rollout, is_done)` is called at the end."""
 
     finished: Callable[[Rollout, bool], None]
 

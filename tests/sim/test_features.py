@@ -9,6 +9,7 @@ from sim_scenarios import TEN
 from gymfast.sandbox.policies import (
     ClaimBackfill,
     Elastic,
+    FixedPool,
     Hedged,
     KeepWarm,
     OnePerRollout,
@@ -208,3 +209,45 @@ def test_what_no_engine_does_yet_is_refused(
         _run(_work(2, **rollouts), Elastic(max_size=2), sandboxes=Sandboxes(**boxes))  # type: ignore[arg-type]
     with pytest.raises(NotSimulatedError, match="policy = 'snapshot-resume'"):
         _run(_work(2), SnapshotResume(max_size=2))
+
+
+def test_a_wait_behind_a_failed_start_is_charged_to_it() -> None:
+    """Limits to limits, the start itself to start_failed: bound late or early."""
+    boxes = Sandboxes(boot=Constant(value_s=3.0), start_fail_ratio=0.9)
+    for policy in (Elastic(max_size=1), OnePerRollout(max_size=1)):
+        limits = Limits(rate_per_s=0.2)
+        record = _run(_work(1), policy, sandboxes=boxes, limits=limits, seed=3)
+        failed = record.num_start_failed
+        assert failed > 1
+        causes = _causes(record)
+        # The limit lets one pass every 5 s, a start takes 3.
+        assert causes == {"start_failed": 3 * failed, "rate": 2 * failed, "boot": 3, "work": 10}
+        assert record.steps[0].all_causes_ns == record.steps[0].causes_ns
+
+
+def test_a_wait_in_the_midst_of_resets_counts_their_part_only() -> None:
+    """Rollout 3 comes 1 s into the reset after the first use, and waits for two more."""
+    rollouts = Rollouts(prompts=4, work=Constant(value_s=10.0),
+                        arrival_gap=Empirical(values_s=(3.0,)))  # fmt: skip
+    boxes = Sandboxes(reset=Constant(value_s=4.0), prewarmed=1)
+    record = _run(rollouts, FixedPool(size=1), sandboxes=boxes)
+    # Served at 3, 17, 31 and 45 s; the last came at 12 s, before the first reset, from 13 to 17 s.
+    assert _causes(record) == {"arrival": 12, "capacity": 1 + 10 + 10, "reset": 12, "work": 10}
+    late = msgspec.structs.replace(rollouts, arrival_gap=Constant(value_s=3.75))
+    found = _causes(_run(late, FixedPool(size=1), sandboxes=boxes))
+    # Served at 3.75, 17.75, 31.75, 45.75; the last came at 15 s, in the reset from 13.75 on.
+    assert found == {"arrival": 15, "capacity": 20, "reset": 2.75 + 8, "work": 10}
+
+
+def test_no_class_waits_for_ever_behind_another() -> None:
+    """Class 0 has work all the time; class 1 comes later, and drains half of the pool."""
+    rollouts = Rollouts(prompts=12, group_size=4, work=Constant(value_s=10.0),
+                        arrival_gap=Constant(value_s=0.25))  # fmt: skip
+    for policy in (Elastic(max_size=4), KeepWarm(warm=2, max_size=4)):
+        record = _run(rollouts, policy, sandboxes=Sandboxes(classes=2))
+        cls = {n: n // 4 % 2 for n in range(48)}
+        served = [(row.time_ns, cls[row.number]) for row in record.trace
+                  if (row.kind, row.state) == (1, 3)]  # fmt: skip
+        early = [c for at, c in served if at <= 60 * SECOND]
+        assert abs(early.count(0) - early.count(1)) <= 4
+        assert record.steps[0].num_done == 48
