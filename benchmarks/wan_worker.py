@@ -27,7 +27,7 @@ from gymfast.sync.clock import SystemClock
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import FrameRef, ObjectRef
 from gymfast.sync.objects import DEFAULT_OBJECT_BYTES, FrameReads, FrameWriter
-from gymfast.sync.requests import Requests
+from gymfast.sync.requests import READS_PER_AHEAD, Requests
 from gymfast.sync.watching import watch
 from gymfast.testing.weights import rl_like_update, rl_like_weights
 
@@ -187,7 +187,7 @@ class PeerEngine:
     def __init__(self, size: int, threads: int) -> None:
         self._store, self._keys = ObjectStore(URL), RunKeys("peer")
         self._weights = rl_like_weights(size, threads=2)
-        self._requests = Requests(self._store)
+        self._requests = Requests(self._store, per_ahead=READS_PER_AHEAD)
         self._pool, self._threads = ThreadPoolExecutor(threads), threads
 
     def follow(self, version: int) -> Answer:

@@ -27,7 +27,7 @@ from gymfast.sync.manifest import (
     FrameRef,
     ObjectRef,
 )
-from gymfast.sync.requests import Pending, Requests
+from gymfast.sync.requests import READS_PER_AHEAD, Pending, Requests
 from gymfast.sync.several import several
 
 DEFAULT_OBJECT_BYTES = 64 << 20
@@ -319,7 +319,7 @@ def read_frame(
     if store.num_ahead == 0:
         yield from FrameReads(store, keys, record, None, reading).pieces()
         return
-    with closing(Requests(store)) as requests:
+    with closing(Requests(store, per_ahead=READS_PER_AHEAD)) as requests:
         reads = FrameReads(store, keys, record, requests, reading)
         try:
             yield from reads.pieces()

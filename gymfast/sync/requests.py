@@ -12,6 +12,8 @@ from gymfast.sync.flow import Flow
 
 REQUESTS_PER_AHEAD = 4
 """Small requests are worth having under way in larger numbers than pieces of 8 MiB."""
+READS_PER_AHEAD = 2
+"""Connections for what is large: few enough that each one's window stays open."""
 MAX_REQUESTS = 16
 _T = TypeVar("_T")
 
@@ -36,13 +38,20 @@ class Pending(Generic[_T]):
 class Requests:
     """Starts requests on threads of its own. Safe to use from several threads."""
 
-    def __init__(self, store: Store, *, in_order: bool = False, flow: Flow | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        *,
+        per_ahead: int = REQUESTS_PER_AHEAD,
+        in_order: bool = False,
+        flow: Flow | None = None,
+    ) -> None:
         """Nothing is started yet; `in_order` has one request under way at a time.
 
         `flow` says when a large one may begin; small ones tell it the round trip.
         """
         self.is_far = store.num_ahead > 0
-        num_threads = min(REQUESTS_PER_AHEAD * store.num_ahead, MAX_REQUESTS)
+        num_threads = min(per_ahead * store.num_ahead, MAX_REQUESTS)
         self._num_threads = 1 if in_order else num_threads
         self.flow = flow or Flow()
         self._threads: ThreadPoolExecutor | None = None

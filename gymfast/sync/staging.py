@@ -25,7 +25,7 @@ from gymfast.sync.flow import Flow
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import FoldRecord, FrameRecord, ObjectRef
 from gymfast.sync.objects import FrameReads, reading_for
-from gymfast.sync.requests import Requests
+from gymfast.sync.requests import READS_PER_AHEAD, Requests
 
 Advance = Callable[[int, int], None]
 MAX_EXPECTED = 4
@@ -117,7 +117,7 @@ class Stager:
         self._folder = folder
         self._max_bytes = max_bytes
         self._reading = reading_for(store)
-        self._requests = Requests(store, flow=flow)
+        self._requests = Requests(store, per_ahead=READS_PER_AHEAD, flow=flow)
         self._ahead: dict[str, FrameReads] = {}
         self._begun = _Begun(store, keys, self._requests)
         self.verify_s = 0.0
