@@ -17,9 +17,10 @@ from gymfast_sim.asking import Asking
 from gymfast_sim.clock import Log, Rank, SimulationError
 from gymfast_sim.draws import Draws
 from gymfast_sim.laws import to_ns
+from gymfast_sim.off_policy import Asynchronous, OneStepOff
 from gymfast_sim.pool import Pool
 from gymfast_sim.records import RunRecord, State
-from gymfast_sim.scenario import Scenario
+from gymfast_sim.scenario import Scenario, refuse_unknown
 from gymfast_sim.steps import Steps
 
 try:
@@ -28,6 +29,9 @@ except ImportError as error:
     raise MissingDependencyError(
         "the reference engine of gymfast_sim needs simpy: pip install 'gymfast[sim]'"
     ) from error
+
+
+_STEPS = {"sync": Steps, "one-step-off": OneStepOff, "async": Asynchronous}
 
 
 def simulate(
@@ -40,18 +44,23 @@ def simulate(
     """One run; `policy` replaces that of the scenario.
 
     The same scenario and replication give the same record everywhere. Raises SimulationError for a
-    run that cannot end, with the reason.
+    run that cannot end, with the reason, and for settings that are not simulated yet.
     """
+    refuse_unknown(scenario)
     clock, draw = _SimpyClock(), Draws(scenario.seed, replication)
-    log = Log(keeps_trace=keep_trace)
+    log = Log(scenario.most_changes, keeps_trace=keep_trace)
     policy = policy or scenario.policy
     pool = Pool(clock, scenario, policy, draw, log)
-    steps = Steps(clock, scenario, pool, draw, log)
-    Asking(clock, policy, pool, steps)
+    steps = _STEPS[scenario.training.mode](clock, scenario, pool, draw, log)
+    Asking(clock, policy, pool, steps, log)
     pool.prewarm()
     steps.begin()
     horizon_ns = to_ns(scenario.horizon_s)
+    grid_ns = None if scenario.grid_s is None else to_ns(scenario.grid_s)
+    occupancy: list[tuple[int, ...]] = []
     while not steps.is_over:
+        while grid_ns is not None and len(occupancy) * grid_ns < clock.next_ns <= horizon_ns:
+            occupancy.append(pool.counts)
         if clock.next_ns > horizon_ns:
             if clock.is_empty:
                 raise SimulationError(_why_stuck(pool, steps, policy))
@@ -63,14 +72,17 @@ def simulate(
         log.add("num_events")
     pool.close()
     rows = tuple(log.rows or ())
-    text = "".join(f"{row.time_ns} {row.kind} {row.number} {row.state}\n" for row in rows)
+    text = "".join("{} {} {} {} {}\n".format(*row) for row in rows)
     return RunRecord(
         name=scenario.name,
         seed=scenario.seed,
         replication=replication,
         steps=tuple(steps.records),
         sandbox_ns={state.name.lower(): pool.state_ns[state] for state in State},
+        warm_up_steps=scenario.training.warm_up_steps,
+        occupancy=tuple(occupancy),
         num_left=len(pool.live),
+        wait_counts=tuple(steps.wait_counts),
         digest=hashlib.sha256(text.encode()).hexdigest() if keep_trace else "",
         trace=rows,
         **log.counts,

@@ -10,15 +10,18 @@ import msgspec
 import pytest
 from sim_scenarios import one_step
 
-from gymfast.sandbox.policy import (
-    Cancel,
-    Create,
-    Decision,
+from gymfast.sandbox.policies import (
     Elastic,
     FixedPool,
     KeepWarm,
     Lead,
     OnePerRollout,
+)
+from gymfast.sandbox.policy import (
+    Cancel,
+    Create,
+    Decision,
+    Memory,
     Policy,
     Terminate,
     View,
@@ -73,7 +76,8 @@ def test_a_start_is_charged_phase_by_phase() -> None:
 def test_a_wait_for_a_sandbox_that_serves_others_is_capacity() -> None:
     boxes = Sandboxes(boot=Constant(value_s=1.0), reset=Constant(value_s=2.0))
     record = _run(_work(3), Elastic(max_size=1), sandboxes=boxes)
-    assert _causes(record) == {"capacity": 1 + 10 + 2 + 10, "reset": 2, "work": 10}
+    assert _causes(record) == {"boot": 1, "capacity": 20, "reset": 4, "work": 10}
+    assert record.steps[0].all_causes_ns["reset"] == (2 + 4) * SECOND
 
 
 def test_the_rate_lets_one_pass_at_a_time() -> None:
@@ -336,8 +340,10 @@ class _Stub:
     def __init__(self, *decisions: Decision, forever: Decision | None = None) -> None:
         self._decisions, self._forever = list(decisions), forever or Decision()
 
-    def decide(self, view: View) -> Decision:
-        return self._decisions.pop(0) if self._decisions else self._forever
+    def decide(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        at = memory[0] if memory else 0
+        decisions = self._decisions
+        return decisions[at] if at < len(decisions) else self._forever, (at + 1,)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +355,7 @@ class _Stub:
         ),
         (
             _Stub(forever=Decision((Create(0, 1),))),
-            "does not settle: at 0 s it was asked 1000",
+            "2000 changes by 0 s and no end: either the policy does not settle, or",
         ),
         (_Stub(Decision((Create(1, 1),))), "expected a class below 1"),
         (_Stub(Decision((Create(0, 0),))), "a count of at least 1"),
@@ -359,8 +365,55 @@ class _Stub:
     ],
 )
 def test_a_policy_that_cannot_work_is_refused_with_the_reason(policy: Policy, text: str) -> None:
+    scenario = msgspec.structs.replace(one_step(2, 2), max_changes=2000)
     with pytest.raises(SimulationError, match=text):
-        simulate(one_step(2, 2), policy=policy)
+        simulate(scenario, policy=policy)
+
+
+def test_a_run_in_no_time_at_all_ends() -> None:
+    """3,000 rollouts one after another at one instant: legal, and no sign of a bad policy."""
+    record = simulate(one_step(3000, 1, work=Constant(value_s=0.0), max_uses=1))
+    assert record.end_ns == 0 and record.num_started == 3000
+    short = msgspec.structs.replace(one_step(3000, 1, work=Constant(value_s=0.0)), max_changes=100)
+    with pytest.raises(SimulationError, match="100 changes by 0 s and no end"):
+        simulate(short)
+
+
+class _Counting(_Stub):
+    """Notes when it is asked, and what changed."""
+
+    def __init__(self, wakes_ns: dict[int, int | None]) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+        self._wakes_ns = wakes_ns
+
+    def decide(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        self.asked.append((view.now_ns // SECOND, tuple(view.changed)))
+        found, memory = Elastic(max_size=4).decide(view, memory)
+        wake = self._wakes_ns.get(view.now_ns // SECOND)
+        return Decision(found.actions, None if wake is None else wake * SECOND), memory
+
+
+def test_a_policy_is_asked_once_at_the_begin_and_then_at_changes_and_wakes() -> None:
+    """A wake that a later decision does not repeat is void."""
+    policy = _Counting({0: 7, 2: 7, 7: 8, 8: 12, 10: None})
+    boxes = Sandboxes(classes=2, boot=Constant(value_s=2.0))
+    training = Training(steps=2, train=Constant(value_s=5.0))
+    record = simulate(
+        Scenario(name="x", rollouts=_work(1, 8.0), policy=Elastic(max_size=4), training=training,
+                 sandboxes=msgspec.structs.replace(boxes, classes=1)),
+        policy=policy,
+    )  # fmt: skip
+    # Begin, ready, wakes, done, the next step, ready and done; nothing at 12 s.
+    assert [at for at, _ in policy.asked] == [0, 2, 7, 8, 10, 15, 17, 25]
+    assert [cls for _, cls in policy.asked] == [(0,), (0,), (), (), (0,), (0,), (0,), (0,)]
+    assert record.num_decisions == len(policy.asked)
+
+
+def test_waits_are_counted_by_their_length() -> None:
+    record = _run(_work(5, 1.0), Elastic(max_size=1))
+    assert record.wait_counts[0] == 1 and sum(record.wait_counts) == 5
+    assert record.wait_counts[30:33] == (1, 1, 2)  # 1 s; 2 s; 3 and 4 s
 
 
 def test_a_run_ends_at_its_horizon_with_the_reason() -> None:

@@ -8,7 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymfast.sandbox.policy import AnyPolicy, Elastic, FixedPool, KeepWarm, Lead, OnePerRollout
+from gymfast.sandbox.policies import (
+    AnyPolicy,
+    ClaimBackfill,
+    Elastic,
+    FixedPool,
+    Hedged,
+    KeepWarm,
+    Lead,
+    OnePerRollout,
+    Reactive,
+    TickRefill,
+)
 from gymfast_sim.engine_simpy import simulate
 from gymfast_sim.gates import RateLimit
 from gymfast_sim.laws import NONE, Constant, Exponential, Lognormal, PlainLaw
@@ -18,15 +29,17 @@ from gymfast_sim.scenario import Limits, Retries, Rollouts, Sandboxes, Scenario,
 # From each state to those that may follow.
 FOLLOWS = {
     State.PENDING: {State.STARTING, State.IDLE, State.GONE},
-    State.STARTING: {State.IDLE, State.WORKING, State.GONE},
+    State.STARTING: {State.IDLE, State.WORKING, State.STOPPING, State.GONE},
     State.IDLE: {State.WORKING, State.STOPPING, State.GONE},
     State.WORKING: {*State} - {State.PENDING, State.STARTING},
-    State.HELD: {State.WORKING, State.LOST, State.GONE},
+    State.HELD: {State.WORKING, State.LOST, State.STOPPING, State.GONE},
     State.RESETTING: {State.IDLE, State.GONE},
     State.LOST: {State.GONE},
     State.STOPPING: {State.GONE},
     State.GONE: set(),
 }
+
+REFUSED = Retries(initial_delay_s=0.5, jitter_ratio=0.5)
 
 
 def _laws(mean_s: float) -> st.SearchStrategy[PlainLaw]:
@@ -55,6 +68,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
                 Elastic(max_size=size, max_uses=max_uses),
                 KeepWarm(warm=draw(st.integers(classes, size)), max_size=size, max_uses=max_uses),
                 Lead(max_size=size, lead_s=draw(st.sampled_from([0.0, 2.0, 50.0]))),
+                Hedged(max_size=size, extra_ratio=0.5),
+                ClaimBackfill(size=size, max_size=size + 3, top_up_s=20.0),
+                TickRefill(size=size),
+                Reactive(max_size=size + 3),
             ]
         )
     )
@@ -69,6 +86,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         think=draw(_laws(1.0)),
         timeout_s=draw(st.sampled_from([None, 3.0])),
         fail_ratio=draw(st.sampled_from([0.0, 0.1, 0.5])),
+        lost_ratio=draw(st.sampled_from([0.0, 0.1])),
+        watchdog_s=5.0,
+        gpu_slots=draw(st.sampled_from([None, 2])),
+        enough=draw(st.sampled_from([None, 1, prompts])),
+        group_fail=draw(st.sampled_from(["keep", "drop"])),
         retries=Retries(
             max_retries=draw(st.integers(0, 4)),
             initial_delay_s=draw(st.sampled_from([0.0, 0.5])),
@@ -90,17 +112,23 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             teardown=draw(_laws(0.5)),
             start_fail_ratio=draw(st.sampled_from([0.0, 0.3])),
             lifetime_s=60.0 if has_life else None,
+            preempted_after=draw(st.sampled_from([None, Exponential(mean_s=100.0)])),
             detection_s=draw(st.sampled_from([0.0, 0.7])),
         ),
         limits=Limits(
             rate_per_s=rate,
             burst=1 if rate is None else draw(st.integers(1, 5)),
             max_starting=draw(st.sampled_from([None, 1, 3])),
-            max_live=draw(st.sampled_from([None, size, size + 3])),
+            max_live=draw(st.sampled_from([None, size + 3])),
+            refused=draw(st.sampled_from([None, REFUSED])) if rate is not None else None,
             client_concurrency=draw(st.sampled_from([None, 1, 4])),
             teardown_counts=draw(st.booleans()),
         ),
-        training=Training(steps=draw(st.integers(1, 3)), train=draw(_laws(5.0))),
+        training=Training(
+            mode=draw(st.sampled_from(["sync", "one-step-off"])),
+            steps=draw(st.integers(1, 3)),
+            train=draw(_laws(5.0)),
+        ),
         seed=draw(st.integers(0, 1000)),
     )
 
@@ -147,12 +175,14 @@ def _check_counts(scenario: Scenario, record: RunRecord, last: Counter[State]) -
     boxes, pending = scenario.sandboxes, last[State.PENDING]
     assert record.num_asked + boxes.prewarmed == record.num_cancelled + record.num_started + pending
     ended = record.num_start_failed + record.num_died + record.num_expired + record.num_terminated
+    ended += record.num_hung + record.num_lost_completions + record.num_preempted
     under_way = sum(last[s] for s in State if s not in {State.PENDING, State.GONE})
     # Sandboxes that are being torn down, or are dead unnoticed, have ended and are not gone.
     assert record.num_started == ended + under_way - last[State.STOPPING] - last[State.LOST]
     assert record.num_left == under_way + pending
     for step in record.steps:
-        assert step.num_done + step.num_dropped == scenario.rollouts.num_rollouts
+        over = step.num_done + step.num_dropped + step.num_aborted
+        assert over == scenario.rollouts.num_rollouts
         assert sum(step.causes_ns.values()) == step.end_ns - step.start_ns
         assert all(ns >= 0 for ns in step.causes_ns.values())
     ends = [step.end_ns for step in record.steps]
@@ -160,7 +190,7 @@ def _check_counts(scenario: Scenario, record: RunRecord, last: Counter[State]) -
 
 
 def _check_rollouts(scenario: Scenario, record: RunRecord) -> None:
-    finished = [row.number for row in record.trace if row.kind == 1 and row.state < 2]
+    finished = [row.number for row in record.trace if row.kind == 1 and row.state in {0, 1, 5}]
     total = scenario.rollouts.num_rollouts * scenario.training.steps
     assert sorted(finished) == list(range(total))
     times = [row.time_ns for row in record.trace]
@@ -217,11 +247,11 @@ def test_a_rate_limit_is_the_token_bucket(interval: int, burst: int, gaps: list[
 
 
 GOLDEN = {
-    "one-per-rollout": "bea161fd4fae74a25f70b93d5b006e4dc4d0b7d73aec65b074e882c4ef81c724",
-    "fixed": "ba95c8aaf9c6a0ed5c1d34cebd36dd83080e9a8d41ea87db7bd6084a07636a11",
-    "elastic": "173f73268a8eda949c5881ff1c8ac10997e788c91cde20af95e17fb722b6fe35",
-    "keep-warm": "0aaeefd5c182418a8dc2eae1b458bfc1eea612aaa673819456f2f7f004cec2ea",
-    "lead": "cef5e7e9bb7afb217de3b193eeefd02c87f387e7973843fb07544f0acc2d073f",
+    "one-per-rollout": "53ed8302962a9a2e8645155c70295bedd6dbdda389631a5a2444b5ad79cf9f92",
+    "fixed": "a9df3627ed548f44e40f8c4d939f2c3aa18f09da7ceda2ebf8428d4a6ef7fe85",
+    "elastic": "d5a5bb8ab90ece8a5eca6868a6a8e84c34243f2266bd8bd9bf16e1aa28373719",
+    "keep-warm": "53615d97f1af369f10c94574ea9cb3f3190d671400e9638e55dff066e9d79474",
+    "lead": "69c5443d449eb6297263a8d95d357191079c342575188d21ccfa7024c81e2b5f",
 }
 POLICIES: dict[str, AnyPolicy] = {
     "one-per-rollout": OnePerRollout(max_size=40),
