@@ -25,6 +25,7 @@ from gymfast.stores.base import Blob, Store
 from gymfast.sync import Publisher, collect
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.objects import FrameWriter
+from gymfast.sync.staging import MAX_EXPECTED
 
 KEYS = RunKeys(RUN)
 TIMEOUT_S = 60.0
