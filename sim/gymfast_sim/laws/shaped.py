@@ -148,7 +148,8 @@ def standard_gamma(shape: float, value: float) -> float:
     rise = nodes[i + 1] - nodes[i]
     square = 3.0 * rise - 2.0 * first - last
     cube = first + last - 2.0 * rise
-    return exp(nodes[i] + part * (first + part * (square + part * cube)))
+    found: float = exp(nodes[i] + part * (first + part * (square + part * cube)))
+    return found
 
 
 def gamma_cdf(shape: float, x: float) -> float:
