@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gymfast.sandbox.policy import AnyPolicy, Elastic
+from gymfast.sandbox.policies import AnyPolicy, Elastic
 from gymfast_sim.laws import NONE, AnyLaw, Constant, PlainLaw
 from gymfast_sim.scenario import Limits, Rollouts, Sandboxes, Scenario
 

@@ -1,12 +1,12 @@
-"""How many sandboxes a pool has, and when it makes and ends them; pure.
+"""What a pool of sandboxes asks its policy, and what a policy may answer; pure.
 
-A policy is a function of a view to a decision: without I/O, clock, random numbers or memory of its
-own. The simulator and a real pool run the same object, so what was sized in one holds in the other.
-The pool asks after every instant at which its view changed, and at the `wake_ns` that it was told.
+A policy is a function `decide(view, memory) -> (decision, memory)`: without I/O, clock or random
+numbers; what it wants to remember are whole numbers that it gets back at the next call. The
+simulator and a real pool run the same object, so what was sized in one holds in the other.
 
-What a policy does not decide: an idle sandbox goes to the rollout of its class that has waited
-longest, the longest idle sandbox first (`binding` "late"), or a sandbox is made for one rollout
-and serves no other ("early"); a sandbox ends after `max_uses` rollouts. See docs/simulator.md.
+A pool asks once when it begins, and then when the view has changed or a wake is due. A view has
+changed if a count of a class is not what it was when the decision before had been carried out, or
+the step is another one; ages and counters alone are no change. See docs/simulator.md section 7.
 """
 
 from __future__ import annotations
@@ -17,26 +17,37 @@ from typing import Literal, Protocol, runtime_checkable
 import msgspec
 
 Binding = Literal["late", "early"]
+"""An idle sandbox goes to the rollout of its class that waits longest, or serves only one."""
+Memory = tuple[int, ...]
+"""What a policy remembers; at first ()."""
 NOBODY = 2**62
-"""oldest_ticket of a class without a queue."""
+"""oldest_ticket, and times, of what there is not."""
 
 
 class ClassView(msgspec.Struct, frozen=True, gc=False):
     """Sandboxes of one class (image, resources, region) and the rollouts that need that class."""
 
     queued: int = 0  # rollouts that wait and have no sandbox of their own under way
-    oldest_ticket: int = NOBODY  # of the rollout that waits longest; tickets ascend with time
-    unfinished: int = 0  # rollouts of this step, neither done nor dropped
+    unfinished: int = 0  # rollouts that were submitted, neither done nor dropped
     next_step: int = 0  # rollouts that the next step will submit
     pending: int = 0  # creations that still wait at a limit
     starting: int = 0
     idle: int = 0
     busy: int = 0  # with a rollout, or being reset after one
+    draining: int = 0  # of the busy ones, those that end instead of becoming idle
     stopping: int = 0
+    # No change of these alone makes a pool ask.
+    oldest_ticket: int = NOBODY  # of the rollout that waits longest; tickets ascend with time
+    queued_since_ns: int = NOBODY  # when that rollout began to wait
+    idle_since_ns: int = NOBODY  # of the sandbox that has been idle longest
+    num_queued: int = 0  # times that a rollout began to wait, since the run began
+    num_served: int = 0  # times that one got a sandbox
+    num_lost: int = 0  # sandboxes that died, expired or failed to start
+    new_queued: int = 0  # of num_queued, those since the policy was asked last
 
     @property
-    def planned(self) -> int:
-        """Sandboxes that serve, or will."""
+    def alive(self) -> int:
+        """Sandboxes that are there, or will be."""
         return self.pending + self.starting + self.idle + self.busy
 
 
@@ -49,13 +60,18 @@ class LimiterView(msgspec.Struct, frozen=True, gc=False):
 
 
 class View(msgspec.Struct, frozen=True):
-    """What a policy may know. Times are nanoseconds since the start of the run."""
+    """What a policy may know, until it has answered. Times are nanoseconds since the run began."""
 
     now_ns: int
     step: int
     is_rolling: bool  # rollouts of a step are under way; otherwise the trainer works
     next_step_ns: int | None  # when the next step is expected, while the trainer works
-    classes: tuple[ClassView, ...]
+    classes: Sequence[ClassView]
+    changed: Sequence[int]  # classes that changed, ascending; at first all of them
+    alive: int  # of all classes, as are those that follow
+    unfinished: int
+    queued: int
+    starting: int  # or pending
     limiter: LimiterView | None = None
 
 
@@ -74,18 +90,43 @@ class Cancel(msgspec.Struct, frozen=True, tag="cancel"):
     count: int
 
 
-class Terminate(msgspec.Struct, frozen=True, tag="terminate"):
-    """End idle sandboxes of a class, the longest idle first."""
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """Give up starts that are under way, those that began first before others."""
 
     sandbox_class: int
     count: int
 
 
-Action = Create | Cancel | Terminate
+class Terminate(msgspec.Struct, frozen=True, tag="terminate"):
+    """End idle sandboxes of a class: the longest idle, or the one that became idle last, first."""
+
+    sandbox_class: int
+    count: int
+    order: Literal["longest-idle", "newest-idle"] = "longest-idle"
+
+
+class Drain(msgspec.Struct, frozen=True, tag="drain"):
+    """So many sandboxes of a class end when rollouts release them; replaces an earlier number."""
+
+    sandbox_class: int
+    count: int
+
+
+class Snapshot(msgspec.Struct, frozen=True, tag="snapshot"):
+    """Save idle sandboxes of a class, the longest idle first, and end them; starts resume them."""
+
+    sandbox_class: int
+    count: int
+
+
+Action = Create | Cancel | Abort | Terminate | Drain | Snapshot
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What to do now, in this order, and when to be asked again at the latest."""
+    """What to do now, in this order, and when to be asked again at the latest.
+
+    A `wake_ns` replaces that of the decision before; None means at a change only.
+    """
 
     actions: tuple[Action, ...] = ()
     wake_ns: int | None = None
@@ -106,163 +147,5 @@ class Policy(Protocol):
     def max_uses(self) -> int | None:
         """Rollouts that a sandbox serves before it is ended; None for no limit."""
 
-    def decide(self, view: View) -> Decision:
-        """What to do now. The same view gives the same decision."""
-
-
-class _Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
-                omit_defaults=True, tag_field="policy"):  # fmt: skip
-    """Settings of a policy, as a scenario and a real pool read them."""
-
-    def __post_init__(self) -> None:
-        for name in ("size", "warm", "max_size", "max_uses"):
-            number = getattr(self, name, None)
-            if number is not None and number < 1:
-                raise ValueError(f"{name} is {number}, expected 1 or more")
-
-
-class OnePerRollout(_Settings, frozen=True, kw_only=True, tag="one-per-rollout"):
-    """A fresh sandbox for every attempt of a rollout, at most `max_size` at a time."""
-
-    max_size: int
-
-    @property
-    def binding(self) -> Binding:
-        return "early"
-
-    @property
-    def max_uses(self) -> int | None:
-        return 1
-
-    def decide(self, view: View) -> Decision:
-        room = self.max_size - sum(c.planned for c in view.classes)
-        creations = []
-        for i in _by_ticket(view.classes):
-            count = min(view.classes[i].queued, room)
-            if count > 0:
-                creations.append(Create(i, count, is_bound=True))
-                room -= count
-        return Decision(tuple(creations)) if creations else NOTHING
-
-
-class FixedPool(_Settings, frozen=True, kw_only=True, tag="fixed"):
-    """Always `size` sandboxes, as many of each class as can be; lost ones are replaced at once."""
-
-    size: int
-    max_uses: int | None = None
-
-    @property
-    def binding(self) -> Binding:
-        return "late"
-
-    def decide(self, view: View) -> Decision:
-        return _towards(view, _even(self.size, len(view.classes)), self.size)
-
-
-class Elastic(_Settings, frozen=True, kw_only=True, tag="elastic"):
-    """One sandbox for each unfinished rollout of its class, at most `max_size` in all."""
-
-    max_size: int
-    max_uses: int | None = None
-
-    @property
-    def binding(self) -> Binding:
-        return "late"
-
-    def decide(self, view: View) -> Decision:
-        return _towards(view, [c.unfinished for c in view.classes], self.max_size)
-
-
-class KeepWarm(_Settings, frozen=True, kw_only=True, tag="keep-warm"):
-    """Elastic, but at least `warm` sandboxes, shared evenly by the classes, at all times."""
-
-    warm: int
-    max_size: int
-    max_uses: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.warm > self.max_size:
-            raise ValueError(f"warm is {self.warm}, expected at most max_size, {self.max_size}")
-
-    @property
-    def binding(self) -> Binding:
-        return "late"
-
-    def decide(self, view: View) -> Decision:
-        warm = _even(self.warm, len(view.classes))
-        targets = [max(c.unfinished, w) for c, w in zip(view.classes, warm, strict=True)]
-        return _towards(view, targets, self.max_size)
-
-
-class Lead(_Settings, frozen=True, kw_only=True, tag="lead"):
-    """Elastic, and from `lead_s` before the next step on as if it had begun."""
-
-    max_size: int
-    lead_s: float
-    max_uses: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not 0 <= self.lead_s < 1e9:
-            raise ValueError(f"lead_s is {self.lead_s}, expected 0 or more seconds")
-
-    @property
-    def binding(self) -> Binding:
-        return "late"
-
-    def decide(self, view: View) -> Decision:
-        targets, wake_ns = [c.unfinished for c in view.classes], None
-        if not view.is_rolling and view.next_step_ns is not None:
-            begin_ns = view.next_step_ns - round(self.lead_s * 1e9)
-            if view.now_ns >= begin_ns:
-                targets = [c.next_step for c in view.classes]
-            else:
-                wake_ns = begin_ns
-        decision = _towards(view, targets, self.max_size)
-        return decision if wake_ns is None else Decision(decision.actions, wake_ns)
-
-
-AnyPolicy = OnePerRollout | FixedPool | Elastic | KeepWarm | Lead
-"""The closed set that settings can name and that a native engine may know."""
-
-
-def _towards(view: View, targets: Sequence[int], max_size: int) -> Decision:
-    """Creations and ends that bring each class to its target, within max_size in all.
-
-    Where there is no room for all, classes come in the order in which their rollouts wait.
-    """
-    actions: list[Action] = []
-    missing: dict[int, int] = {}
-    total = 0
-    for i, (one, target) in enumerate(zip(view.classes, targets, strict=True)):
-        planned = one.planned
-        total += planned
-        if planned < target:
-            missing[i] = target - planned
-        elif planned > target:
-            cancelled = min(planned - target, one.pending)
-            ended = min(planned - target - cancelled, one.idle)
-            total -= cancelled + ended
-            if cancelled:
-                actions.append(Cancel(i, cancelled))
-            if ended:
-                actions.append(Terminate(i, ended))
-    if missing:
-        for i in _by_ticket(view.classes) if len(view.classes) > 1 else (0,):
-            count = min(missing.get(i, 0), max_size - total)
-            if count > 0:
-                actions.append(Create(i, count))
-                total += count
-    return Decision(tuple(actions)) if actions else NOTHING
-
-
-def _by_ticket(classes: Sequence[ClassView]) -> list[int]:
-    """Classes by how long their rollouts wait; those without a queue last, by number."""
-    return sorted(range(len(classes)), key=lambda i: classes[i].oldest_ticket)
-
-
-def _even(total: int, parts: int) -> list[int]:
-    """The total in equal parts; the first ones get what is left."""
-    each, rest = divmod(total, parts)
-    return [each + (i < rest) for i in range(parts)]
+    def decide(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        """What to do now, and what to remember. The same arguments give the same answer."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from gymfast_sim.clock import Clock, Rank
+from gymfast_sim.clock import Clock, Log, Rank
 from gymfast_sim.gates import Gate, RateLimit
 from gymfast_sim.parts import Sandbox
 from gymfast_sim.records import State
@@ -15,16 +15,16 @@ class Admission:
     """Lets creations pass; `start` is called with those of one instant, in their order."""
 
     def __init__(
-        self, clock: Clock, limits: Limits, start: Callable[[list[Sandbox]], None]
+        self, clock: Clock, limits: Limits, log: Log, start: Callable[[list[Sandbox]], None]
     ) -> None:
-        self._clock, self._start = clock, start
+        self._clock, self._log, self._start = clock, log, start
         self.client: Gate[Sandbox] = Gate(limits.client_concurrency)
         self.quota: Gate[Sandbox] = Gate(limits.max_live)
         self.starting: Gate[Sandbox] = Gate(limits.max_starting)
         self._last: Gate[Sandbox] = Gate(None)
         interval_ns = limits.interval_ns
         self.rate = None if interval_ns is None else RateLimit(interval_ns, limits.burst)
-        self._next_ns: int | None = None  # the earliest GRANT event under way
+        self._next_ns: int | None = None  # when the next GRANT is due
 
     def ask(self, boxes: Iterable[Sandbox]) -> None:
         """Puts creations at the tail of the first queue."""
@@ -45,12 +45,16 @@ class Admission:
     def _want_pass(self, at_ns: int) -> None:
         if self._next_ns is None or at_ns < self._next_ns:
             self._next_ns = at_ns
-            self._clock.later(at_ns - self._clock.now_ns, Rank.GRANT, 0, self._pass)
+            self._clock.later(at_ns - self._clock.now_ns, Rank.GRANT, 0, self._due)
 
-    def _pass(self, _: object) -> None:
+    def _due(self, _: object) -> None:
+        if self._next_ns == self._clock.now_ns:
+            self.grant()
+
+    def grant(self) -> None:
+        """Lets pass what may pass now."""
         now = self._clock.now_ns
-        if self._next_ns == now:
-            self._next_ns = None
+        self._next_ns = None
         gates = (self.client, self.quota, self.starting, self._last)
         for i in range(3):
             gate, after = gates[i], gates[i + 1]
@@ -60,6 +64,7 @@ class Admission:
                     gate.used += 1
                     box.num_passed = i + 1
                     box.stamps[i + 1] = now
+                    self._log.note(now, 2, box.number, i)
                     after.queue.append(box)
         queue, rate, passed = self._last.queue, self.rate, []
         while queue and (rate is None or rate.next_ns <= now):
@@ -68,6 +73,7 @@ class Admission:
                 if rate is not None:
                     rate.take(now)
                 box.stamps[4] = now
+                self._log.note(now, 2, box.number, 3)
                 passed.append(box)
         if passed:
             self._start(passed)

@@ -45,9 +45,10 @@ class Clock(Protocol):
 class Log:
     """Counts of a run, and its trace if somebody wants it."""
 
-    __slots__ = ("counts", "rows")
+    __slots__ = ("_max_changes", "counts", "rows")
 
-    def __init__(self, *, keeps_trace: bool) -> None:
+    def __init__(self, max_changes: int, *, keeps_trace: bool) -> None:
+        self._max_changes = max_changes
         self.counts = dict.fromkeys(_COUNTS, 0)
         self.rows: list[TraceRow] | None = [] if keeps_trace else None
 
@@ -55,13 +56,20 @@ class Log:
         """Adds to a count of RunRecord."""
         self.counts[name] += number
 
-    def note(self, time_ns: int, kind: int, number: int, state: int) -> None:
-        """A sandbox (kind 0) or a rollout (kind 1) came into a state."""
+    def note(self, time_ns: int, kind: int, number: int, state: int, other: int = -1) -> None:
+        """Something happened; see TraceRow. Raises SimulationError after max_changes."""
+        self.counts["num_changes"] += 1
+        if self.counts["num_changes"] > self._max_changes:
+            raise SimulationError(
+                f"{self._max_changes} changes by {time_ns / 1e9:g} s and no end: either the policy "
+                "does not settle, or the run is longer than max_changes of the scenario allows"
+            )
         if self.rows is not None:
-            self.rows.append(TraceRow(time_ns, kind, number, int(state)))
+            self.rows.append(TraceRow(time_ns, kind, number, int(state), other))
 
 
 _COUNTS = (
     *("num_asked", "num_cancelled", "num_started", "num_start_failed", "num_died", "num_expired"),
-    *("num_terminated", "num_timeouts", "num_served", "num_waited", "wait_ns", "num_events"),
+    *("num_aborted", "num_terminated", "num_timeouts", "num_served", "num_waited", "wait_ns"),
+    *("num_changes", "num_decisions", "num_events"),
 )

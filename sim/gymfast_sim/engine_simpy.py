@@ -43,11 +43,11 @@ def simulate(
     run that cannot end, with the reason.
     """
     clock, draw = _SimpyClock(), Draws(scenario.seed, replication)
-    log = Log(keeps_trace=keep_trace)
+    log = Log(scenario.most_changes, keeps_trace=keep_trace)
     policy = policy or scenario.policy
     pool = Pool(clock, scenario, policy, draw, log)
     steps = Steps(clock, scenario, pool, draw, log)
-    Asking(clock, policy, pool, steps)
+    Asking(clock, policy, pool, steps, log)
     pool.prewarm()
     steps.begin()
     horizon_ns = to_ns(scenario.horizon_s)
@@ -63,7 +63,7 @@ def simulate(
         log.add("num_events")
     pool.close()
     rows = tuple(log.rows or ())
-    text = "".join(f"{row.time_ns} {row.kind} {row.number} {row.state}\n" for row in rows)
+    text = "".join("{} {} {} {} {}\n".format(*row) for row in rows)
     return RunRecord(
         name=scenario.name,
         seed=scenario.seed,
@@ -71,6 +71,7 @@ def simulate(
         steps=tuple(steps.records),
         sandbox_ns={state.name.lower(): pool.state_ns[state] for state in State},
         num_left=len(pool.live),
+        wait_counts=tuple(steps.wait_counts),
         digest=hashlib.sha256(text.encode()).hexdigest() if keep_trace else "",
         trace=rows,
         **log.counts,

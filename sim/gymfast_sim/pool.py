@@ -22,7 +22,7 @@ class Pool:
     """The sandboxes of a run.
 
     `serve(rollout, box)` is called when a rollout gets a sandbox, `dies_under(box)` when one dies
-    with a rollout, `changed()` after each change of what a policy may know.
+    with a rollout, `changed()` when what a policy may know of a class may have changed.
     """
 
     serve: Callable[[Rollout, Sandbox], None]
@@ -33,7 +33,7 @@ class Pool:
         self, clock: Clock, scenario: Scenario, policy: Policy, draw: Draws, log: Log
     ) -> None:
         self._clock, self._boxes, self._draw, self._log = clock, scenario.sandboxes, draw, log
-        self.admission = Admission(clock, scenario.limits, self._start)
+        self.admission = Admission(clock, scenario.limits, log, self._start)
         self._teardown_counts = scenario.limits.teardown_counts
         self._max_uses, self._is_early = policy.max_uses, policy.binding == "early"
         boxes = self._boxes
@@ -53,6 +53,9 @@ class Pool:
         self.live: dict[int, Sandbox] = {}
         self._num_boxes = self._num_tickets = self._num_starting = 0
         self._bindable: set[int] = set()
+        self._touched = set(range(len(self.classes)))
+        self.views = [pool.view for pool in self.classes]
+        self.totals = [0, 0, 0, 0]  # alive, unfinished, queued, starting or pending
 
     def prewarm(self) -> None:
         """Sandboxes that are ready when the run begins; only the quota counts them."""
@@ -78,6 +81,8 @@ class Pool:
             box = self._new(cls)
             if is_bound:
                 box.owner = pool.queue.popleft()
+            else:
+                box.replaces = pool.replaced(self._clock.now_ns)
             asked.append(box)
         self._log.add("num_asked", count)
         pool.pending.extend(asked)
@@ -88,42 +93,81 @@ class Pool:
         for _ in range(count):
             box = self.classes[cls].newest_pending()
             self._log.add("num_cancelled")
+            box.cut_stamps(self._clock.now_ns)
             self.change(box, State.GONE)
             self.admission.cancel(box)
             self._give_back(box)
 
-    def terminate(self, cls: int, count: int) -> None:
-        """Ends the sandboxes that have been idle longest."""
+    def abort(self, cls: int, count: int) -> None:
+        """Gives up the starts that began first."""
         for _ in range(count):
-            self._terminate(self.classes[cls].longest_idle())
+            box = self.classes[cls].longest_starting()
+            self._log.add("num_aborted")
+            self._fail_start(box)
+            self.admission.free(self.admission.starting)
+            owner, box.owner = box.owner, None
+            self._terminate(box)
+            self._wait_again(owner, box)
+
+    def terminate(self, cls: int, count: int, *, is_newest: bool) -> None:
+        """Ends idle sandboxes: those that became idle last, or those that are idle longest."""
+        pool = self.classes[cls]
+        for _ in range(count):
+            self._terminate(pool.newest_idle() if is_newest else pool.longest_idle())
+
+    def drain(self, cls: int, count: int) -> None:
+        """So many busy sandboxes end when they are released."""
+        self.classes[cls].drain = count
+        self.touch(cls)
+
+    def look(self) -> list[int]:
+        """Makes the views of a policy anew; the classes of which a count changed."""
+        changed, totals = [], self.totals
+        for cls in sorted(self._touched):
+            pool = self.classes[cls]
+            old, is_changed = pool.view, pool.look()
+            new = self.views[cls] = pool.view
+            if is_changed:
+                totals[0] += new.alive - old.alive
+                totals[1] += new.unfinished - old.unfinished
+                totals[2] += new.queued - old.queued
+                totals[3] += new.pending + new.starting - old.pending - old.starting
+                changed.append(cls)
+        self._touched.clear()
+        return changed
 
     # What rollouts do.
 
     def enqueue(self, rollout: Rollout) -> None:
         """A rollout waits for a sandbox from now on."""
-        rollout.queued_ns = self._clock.now_ns
+        rollout.queued_ns = rollout.waits_since_ns = self._clock.now_ns
+        self.classes[rollout.cls].num_queued += 1
         self._to_tail(rollout)
 
     def release(self, box: Sandbox) -> None:
         """After its use a sandbox is ended, reset or idle."""
         box.owner = None
-        if self._max_uses is not None and box.uses >= self._max_uses:
+        pool, now = self.classes[box.cls], self._clock.now_ns
+        is_used_up = self._max_uses is not None and box.uses >= self._max_uses
+        if is_used_up or pool.drain:
+            pool.drain = max(pool.drain - 1, 0)
             self._terminate(box)
             return
-        now = self._clock.now_ns
-        box.freed_ns = box.reset_ns = now
         if self._boxes.reset == NONE:
             self._rest(box)
             return
         took_ns = duration_ns(self._boxes.reset, self._draw(box.number, box.uses, Purpose.RESET))
-        box.reset_ns = now + took_ns
+        box.add_reset(now, now + took_ns)
         self.change(box, State.RESETTING)
         epoch = box.epoch
         self._clock.later(took_ns, Rank.RESET, box.number, lambda _: self._reset(box, epoch))
 
     def lose(self, box: Sandbox) -> None:
         """A sandbox is gone at once, without teardown."""
+        pool = self.classes[box.cls]
+        pool.num_lost += 1
         self.change(box, State.GONE)
+        pool.drain = min(pool.drain, pool.busy)
         self.admission.free(self.admission.quota)
         self._give_back(box)
 
@@ -139,11 +183,11 @@ class Pool:
         self._log.note(now, 0, box.number, state)
         if state is State.GONE:
             del self.live[box.number]
-        self.touch(pool)
+        self.touch(box.cls)
 
-    def touch(self, pool: SandboxClass) -> None:
-        """What a policy may know of a class has changed."""
-        pool.view = None
+    def touch(self, cls: int) -> None:
+        """What a policy may know of a class may have changed."""
+        self._touched.add(cls)
         self.changed()
 
     # Starts.
@@ -154,14 +198,14 @@ class Pool:
         self.live[box.number] = box
         self.classes[cls].counts[State.PENDING] += 1
         self._log.note(self._clock.now_ns, 0, box.number, State.PENDING)
-        self.touch(self.classes[cls])
+        self.touch(cls)
         return box
 
     def _start(self, boxes: Sequence[Sandbox]) -> None:
         """Begins starts; a crowded phase sees all that are starting once these have begun."""
         for box in boxes:
             self.change(box, State.STARTING)
-            self.classes[box.cls].forget_started()
+            self.classes[box.cls].starting.append(box)
         self._log.add("num_started", len(boxes))
         now = self._clock.now_ns
         for box in boxes:
@@ -190,12 +234,19 @@ class Pool:
         ratio = self._boxes.start_fail_ratio
         if ratio and self._draw(box.number, 0, Purpose.START_FAILS)[0] < ratio:
             self._log.add("num_start_failed")
-            box.epoch += 1
+            self._fail_start(box)
             self.lose(box)
         elif box.owner is not None:
             self.serve(box.owner, box)
         else:
             self._rest(box)
+
+    def _fail_start(self, box: Sandbox) -> None:
+        """A start ends before its time, or for nothing."""
+        box.epoch += 1
+        box.cut_stamps(self._clock.now_ns)
+        if box.owner is None:
+            self.classes[box.cls].note_failed(box, self._clock.now_ns)
 
     # Ends.
 
@@ -212,6 +263,7 @@ class Pool:
         self._log.add("num_expired")
         box.epoch += 1
         if state is State.STARTING:
+            self._fail_start(box)
             self.admission.free(self.admission.starting)
         if state in {State.WORKING, State.HELD}:
             self.dies_under(box)
@@ -249,8 +301,12 @@ class Pool:
 
     def _give_back(self, box: Sandbox) -> None:
         """The rollout that a lost sandbox was made for waits again, at the tail."""
-        if box.owner is not None:
-            owner, box.owner = box.owner, None
+        owner, box.owner = box.owner, None
+        self._wait_again(owner, box)
+
+    def _wait_again(self, owner: Rollout | None, box: Sandbox) -> None:
+        if owner is not None:
+            owner.charge_failed(box, self._clock.now_ns)
             self._to_tail(owner)
 
     def _to_tail(self, rollout: Rollout) -> None:
@@ -259,7 +315,7 @@ class Pool:
         pool = self.classes[rollout.cls]
         pool.queue.append(rollout)
         self._log.note(self._clock.now_ns, 1, rollout.number, QUEUED)
-        self.touch(pool)
+        self.touch(rollout.cls)
         self._want_bind(rollout.cls)
 
     def _want_bind(self, cls: int) -> None:

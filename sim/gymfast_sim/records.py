@@ -28,7 +28,7 @@ class Cause(IntEnum):
     """What a rollout spent its time on; see docs/simulator.md section 8."""
 
     ARRIVAL = 0  # it came later than the step began
-    CAPACITY = 1  # no sandbox was asked for, or all served others
+    CAPACITY = 1  # no sandbox was asked for, or it served others
     CLIENT = 2  # client_concurrency
     QUOTA = 3  # max_live
     STARTING_CAP = 4  # max_starting
@@ -37,13 +37,14 @@ class Cause(IntEnum):
     QUEUE = 7
     BOOT = 8
     SETUP = 9
-    RESET = 10
-    THINK = 11
-    WORK = 12
-    RETRY = 13  # work and thought that were lost, until that was noticed
-    BACKOFF = 14
-    TRAIN = 15
-    SYNC = 16
+    START_FAILED = 10  # starts that came to nothing
+    RESET = 11
+    THINK = 12
+    WORK = 13
+    RETRY = 14  # work and thought that were lost, until that was noticed
+    BACKOFF = 15
+    TRAIN = 16
+    SYNC = 17
 
 
 _USEFUL = frozenset({Cause.THINK, Cause.TRAIN, Cause.SYNC})
@@ -51,21 +52,32 @@ _BILLED = (State.IDLE, State.WORKING, State.HELD, State.RESETTING, State.STOPPIN
 
 
 class TraceRow(NamedTuple):
-    """A sandbox (kind 0) or a rollout (kind 1) came into a state."""
+    """Something that happened; `other` is a sandbox, or -1.
+
+    Kind 0: a sandbox came into a State. Kind 1: a rollout was done (state 0), dropped (1), waits
+    (2), was served (3) by a sandbox, or lost its attempt (4) with one. Kind 2: a creation passed a
+    limit, 0 to 3. Kind 3: the policy was asked; number is that of its actions.
+    """
 
     time_ns: int
     kind: int
     number: int
     state: int
+    other: int = -1
 
 
 class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One step. `causes_ns` belong to the rollout that finished last, and sum to the step."""
+    """One step.
+
+    `causes_ns` belong to the rollout that finished last, and sum to the step; `all_causes_ns` are
+    summed over all its rollouts, each from the begin of the step to its own end.
+    """
 
     start_ns: int
     rollouts_end_ns: int
     end_ns: int
     causes_ns: dict[str, int]
+    all_causes_ns: dict[str, int]
     num_done: int
     num_dropped: int
 
@@ -100,13 +112,17 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_start_failed: int
     num_died: int  # under an action
     num_expired: int  # ended by their lifetime
-    num_terminated: int
+    num_aborted: int  # starts that were given up
+    num_terminated: int  # aborted ones included
     num_left: int  # not gone when the run ended
     num_timeouts: int  # of actions
     num_served: int  # times that a rollout (or an action) got a sandbox
     num_waited: int  # those that it did not get at once
     wait_ns: int
-    num_events: int
+    wait_counts: tuple[int, ...]  # of num_served, by the number of bits of the nanoseconds waited
+    num_changes: int  # rows of a trace
+    num_decisions: int  # times that the policy was asked
+    num_events: int  # of this engine; another one has others
     digest: str = ""  # of the trace
     trace: tuple[TraceRow, ...] = ()
 

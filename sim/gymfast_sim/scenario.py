@@ -14,7 +14,7 @@ import msgspec
 
 from gymfast.cost.plan import plan, sync_job
 from gymfast.models import Format
-from gymfast.sandbox.policy import AnyPolicy, FixedPool, KeepWarm
+from gymfast.sandbox.policies import AnyPolicy, FixedPool, KeepWarm
 from gymfast_sim.checks import check_count, check_range
 from gymfast_sim.draws import MAX_SEED
 from gymfast_sim.laws import NONE, AnyLaw, PlainLaw
@@ -157,6 +157,11 @@ class Limits(_Part, frozen=True, kw_only=True):
                 raise ValueError(f"burst is {self.burst} but there is no rate_per_s")
         elif not 1e-6 <= self.rate_per_s <= 1e9:
             raise ValueError(f"rate_per_s is {self.rate_per_s}, expected 1e-6 to 1e9")
+        elif self.burst * math.ceil(1e9 / self.rate_per_s) >= 2**62:
+            raise ValueError(
+                f"burst is {self.burst} at {self.rate_per_s} per s: a full bucket takes 146 years "
+                "or more to fill, expected less"
+            )
 
     @property
     def interval_ns(self) -> int | None:
@@ -256,15 +261,26 @@ class Scenario(_Part, frozen=True, kw_only=True):
     prices: Prices | None = None
     seed: int = 0
     horizon_s: float = 30 * 86400.0
+    max_changes: int | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed is {self.seed}, expected 0 to {MAX_SEED}")
         if not 0 < self.horizon_s <= 1e9:
             raise ValueError(f"horizon_s is {self.horizon_s}, expected more than 0, at most 1e9")
+        if self.max_changes is not None:
+            check_count("max_changes", self.max_changes, 10**12)
         problem = next(iter(contradictions(self)), None)
         if problem is not None:
             raise ValueError(problem)
+
+    @property
+    def most_changes(self) -> int:
+        """Changes of state after which a run is given up: 1000 for each action unless set."""
+        if self.max_changes is not None:
+            return self.max_changes
+        actions = self.rollouts.num_rollouts * self.rollouts.turns * self.training.steps
+        return 1_000_000 + 1_000 * actions
 
     @classmethod
     def from_toml(cls, text: str) -> Scenario:

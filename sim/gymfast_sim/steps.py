@@ -10,7 +10,7 @@ from gymfast_sim.pool import Pool
 from gymfast_sim.records import Cause, State, StepRecord
 from gymfast_sim.scenario import Scenario
 
-_DONE, _DROPPED = 0, 1  # states of rollouts in the trace
+_DONE, _DROPPED, _SERVED, _LOST = 0, 1, 3, 4  # states of rollouts in the trace
 
 
 class Steps:
@@ -27,6 +27,8 @@ class Steps:
         # In whole milliseconds: a mean may come from libm, whose last bit differs by platform.
         self._mean_train_ns = round(self._training.train.expected_s * 1e3) * 10**6
         self.records: list[StepRecord] = []
+        self.wait_counts = [0] * 64
+        self._all_causes_ns = [0] * len(Cause)
         self.step = self._start_ns = 0
         self.is_rolling = self.is_over = False
         self.next_ns: int | None = None
@@ -63,7 +65,7 @@ class Steps:
         rollout.charged_ns[Cause.ARRIVAL] = self._clock.now_ns - self._start_ns
         pool = self._pool.classes[cls]
         pool.unfinished += 1
-        self._pool.touch(pool)
+        self._pool.touch(cls)
         self._think(rollout)
 
     # One rollout.
@@ -98,10 +100,13 @@ class Steps:
         """A rollout gets a sandbox."""
         now, log = self._clock.now_ns, self._log
         rollout.charge_wait(box, now)
+        log.note(now, 1, rollout.number, _SERVED, box.number)
         log.add("num_served")
-        if now > rollout.queued_ns:
-            log.add("num_waited")
-            log.add("wait_ns", now - rollout.queued_ns)
+        waited_ns = now - rollout.waits_since_ns
+        log.add("num_waited", waited_ns > 0)
+        log.add("wait_ns", waited_ns)
+        self.wait_counts[waited_ns.bit_length()] += 1
+        self._pool.classes[rollout.cls].num_served += 1
         rollout.box, box.owner = box, rollout
         box.uses += 1
         self._act(rollout, box)
@@ -168,6 +173,7 @@ class Steps:
         rollout = box.owner
         assert rollout is not None
         box.owner = rollout.box = None
+        self._log.note(self._clock.now_ns, 1, rollout.number, _LOST, box.number)
         self._pool.lose(box)
         rollout.charged_ns[Cause.RETRY] += self._clock.now_ns - rollout.busy_since_ns
         if self._is_episode:
@@ -205,9 +211,10 @@ class Steps:
 
     def _finish(self, rollout: Rollout, state: int) -> None:
         rollout.keep_attempt()
-        pool = self._pool.classes[rollout.cls]
-        pool.unfinished -= 1
-        self._pool.touch(pool)
+        for cause, ns in enumerate(rollout.charged_ns):
+            self._all_causes_ns[cause] += ns
+        self._pool.classes[rollout.cls].unfinished -= 1
+        self._pool.touch(rollout.cls)
         self._log.note(self._clock.now_ns, 1, rollout.number, state)
         self._num_done += state == _DONE
         self.num_finished += 1
@@ -228,17 +235,18 @@ class Steps:
                 rollouts_end_ns=now,
                 end_ns=end_ns,
                 causes_ns={cause.name.lower(): causes[cause] for cause in Cause},
+                all_causes_ns={c.name.lower(): self._all_causes_ns[c] for c in Cause},
                 num_done=self._num_done,
                 num_dropped=self.num_finished - self._num_done,
             )
         )
-        self.is_rolling = False
+        self.is_rolling, self._all_causes_ns = False, [0] * len(Cause)
         if self.step + 1 < training.steps:
             self.next_ns = now + self._mean_train_ns + self._sync_ns
         else:
-            for pool in self._pool.classes:
+            for cls, pool in enumerate(self._pool.classes):
                 pool.next_step = 0
-                self._pool.touch(pool)
+                self._pool.touch(cls)
         self._clock.later(end_ns - now, Rank.TRAIN, self.step, self._trained)
 
     def _trained(self, _: object) -> None:

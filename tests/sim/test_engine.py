@@ -10,15 +10,12 @@ import msgspec
 import pytest
 from sim_scenarios import one_step
 
+from gymfast.sandbox.policies import Elastic, FixedPool, KeepWarm, Lead, OnePerRollout
 from gymfast.sandbox.policy import (
     Cancel,
     Create,
     Decision,
-    Elastic,
-    FixedPool,
-    KeepWarm,
-    Lead,
-    OnePerRollout,
+    Memory,
     Policy,
     Terminate,
     View,
@@ -73,7 +70,8 @@ def test_a_start_is_charged_phase_by_phase() -> None:
 def test_a_wait_for_a_sandbox_that_serves_others_is_capacity() -> None:
     boxes = Sandboxes(boot=Constant(value_s=1.0), reset=Constant(value_s=2.0))
     record = _run(_work(3), Elastic(max_size=1), sandboxes=boxes)
-    assert _causes(record) == {"capacity": 1 + 10 + 2 + 10, "reset": 2, "work": 10}
+    assert _causes(record) == {"boot": 1, "capacity": 20, "reset": 4, "work": 10}
+    assert record.steps[0].all_causes_ns["reset"] == (2 + 4) * SECOND
 
 
 def test_the_rate_lets_one_pass_at_a_time() -> None:
@@ -336,8 +334,10 @@ class _Stub:
     def __init__(self, *decisions: Decision, forever: Decision | None = None) -> None:
         self._decisions, self._forever = list(decisions), forever or Decision()
 
-    def decide(self, view: View) -> Decision:
-        return self._decisions.pop(0) if self._decisions else self._forever
+    def decide(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        at = memory[0] if memory else 0
+        decisions = self._decisions
+        return decisions[at] if at < len(decisions) else self._forever, (at + 1,)
 
 
 @pytest.mark.parametrize(
@@ -349,7 +349,7 @@ class _Stub:
         ),
         (
             _Stub(forever=Decision((Create(0, 1),))),
-            "does not settle: at 0 s it was asked 1000",
+            "2000 changes by 0 s and no end: either the policy does not settle, or",
         ),
         (_Stub(Decision((Create(1, 1),))), "expected a class below 1"),
         (_Stub(Decision((Create(0, 0),))), "a count of at least 1"),
@@ -359,8 +359,97 @@ class _Stub:
     ],
 )
 def test_a_policy_that_cannot_work_is_refused_with_the_reason(policy: Policy, text: str) -> None:
+    scenario = msgspec.structs.replace(one_step(2, 2), max_changes=2000)
     with pytest.raises(SimulationError, match=text):
-        simulate(one_step(2, 2), policy=policy)
+        simulate(scenario, policy=policy)
+
+
+def test_a_run_in_no_time_at_all_ends() -> None:
+    """3,000 rollouts one after another at one instant: legal, and no sign of a bad policy."""
+    record = simulate(one_step(3000, 1, work=Constant(value_s=0.0), max_uses=1))
+    assert record.end_ns == 0 and record.num_started == 3000
+    short = msgspec.structs.replace(one_step(3000, 1, work=Constant(value_s=0.0)), max_changes=100)
+    with pytest.raises(SimulationError, match="100 changes by 0 s and no end"):
+        simulate(short)
+
+
+def test_a_wait_behind_a_failed_start_is_charged_to_it() -> None:
+    """Limits to limits, the start itself to start_failed: bound late or early."""
+    boxes = Sandboxes(boot=Constant(value_s=3.0), start_fail_ratio=0.9)
+    for policy in (Elastic(max_size=1), OnePerRollout(max_size=1)):
+        limits = Limits(rate_per_s=0.2)
+        record = _run(_work(1), policy, sandboxes=boxes, limits=limits, seed=3)
+        failed = record.num_start_failed
+        assert failed > 1
+        causes = _causes(record)
+        # The limit lets one pass every 5 s, a start takes 3.
+        assert causes == {"start_failed": 3 * failed, "rate": 2 * failed, "boot": 3, "work": 10}
+        assert record.steps[0].all_causes_ns == record.steps[0].causes_ns
+
+
+def test_a_wait_in_the_midst_of_resets_counts_their_part_only() -> None:
+    """Rollout 3 comes 1 s into the reset after the first use, and waits for two more."""
+    rollouts = Rollouts(prompts=4, work=Constant(value_s=10.0),
+                        arrival_gap=Empirical(values_s=(3.0,)))  # fmt: skip
+    boxes = Sandboxes(reset=Constant(value_s=4.0), prewarmed=1)
+    record = _run(rollouts, FixedPool(size=1), sandboxes=boxes)
+    # Served at 3, 17, 31 and 45 s; the last came at 12 s, before the first reset, from 13 to 17 s.
+    assert _causes(record) == {"arrival": 12, "capacity": 1 + 10 + 10, "reset": 12, "work": 10}
+    late = msgspec.structs.replace(rollouts, arrival_gap=Constant(value_s=3.75))
+    found = _causes(_run(late, FixedPool(size=1), sandboxes=boxes))
+    # Served at 3.75, 17.75, 31.75, 45.75; the last came at 15 s, in the reset from 13.75 on.
+    assert found == {"arrival": 15, "capacity": 20, "reset": 2.75 + 8, "work": 10}
+
+
+def test_no_class_waits_for_ever_behind_another() -> None:
+    """Class 0 has work all the time; class 1 comes later, and drains half of the pool."""
+    rollouts = Rollouts(prompts=12, group_size=4, work=Constant(value_s=10.0),
+                        arrival_gap=Constant(value_s=0.25))  # fmt: skip
+    for policy in (Elastic(max_size=4), KeepWarm(warm=2, max_size=4)):
+        record = _run(rollouts, policy, sandboxes=Sandboxes(classes=2))
+        cls = {n: n // 4 % 2 for n in range(48)}
+        served = [(row.time_ns, cls[row.number]) for row in record.trace
+                  if (row.kind, row.state) == (1, 3)]  # fmt: skip
+        early = [c for at, c in served if at <= 60 * SECOND]
+        assert abs(early.count(0) - early.count(1)) <= 4
+        assert record.steps[0].num_done == 48
+
+
+class _Counting(_Stub):
+    """Notes when it is asked, and what changed."""
+
+    def __init__(self, wakes_ns: dict[int, int | None]) -> None:
+        super().__init__()
+        self.asked: list[tuple[int, tuple[int, ...]]] = []
+        self._wakes_ns = wakes_ns
+
+    def decide(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        self.asked.append((view.now_ns // SECOND, tuple(view.changed)))
+        found, memory = Elastic(max_size=4).decide(view, memory)
+        wake = self._wakes_ns.get(view.now_ns // SECOND)
+        return Decision(found.actions, None if wake is None else wake * SECOND), memory
+
+
+def test_a_policy_is_asked_once_at_the_begin_and_then_at_changes_and_wakes() -> None:
+    """A wake that a later decision does not repeat is void."""
+    policy = _Counting({0: 7, 2: 7, 7: 8, 8: 12, 10: None})
+    boxes = Sandboxes(classes=2, boot=Constant(value_s=2.0))
+    training = Training(steps=2, train=Constant(value_s=5.0))
+    record = simulate(
+        Scenario(name="x", rollouts=_work(1, 8.0), policy=Elastic(max_size=4), training=training,
+                 sandboxes=msgspec.structs.replace(boxes, classes=1)),
+        policy=policy,
+    )  # fmt: skip
+    # Begin, ready, wakes, done, the next step, ready and done; nothing at 12 s.
+    assert [at for at, _ in policy.asked] == [0, 2, 7, 8, 10, 15, 17, 25]
+    assert [cls for _, cls in policy.asked] == [(0,), (0,), (), (), (0,), (0,), (0,), (0,)]
+    assert record.num_decisions == len(policy.asked)
+
+
+def test_waits_are_counted_by_their_length() -> None:
+    record = _run(_work(5, 1.0), Elastic(max_size=1))
+    assert record.wait_counts[0] == 1 and sum(record.wait_counts) == 5
+    assert record.wait_counts[30:33] == (1, 1, 2)  # 1 s; 2 s; 3 and 4 s
 
 
 def test_a_run_ends_at_its_horizon_with_the_reason() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymfast.sandbox.policy import AnyPolicy, Elastic, FixedPool, KeepWarm, Lead, OnePerRollout
+from gymfast.sandbox.policies import AnyPolicy, Elastic, FixedPool, KeepWarm, Lead, OnePerRollout
 from gymfast_sim.engine_simpy import simulate
 from gymfast_sim.gates import RateLimit
 from gymfast_sim.laws import NONE, Constant, Exponential, Lognormal, PlainLaw
@@ -217,11 +217,11 @@ def test_a_rate_limit_is_the_token_bucket(interval: int, burst: int, gaps: list[
 
 
 GOLDEN = {
-    "one-per-rollout": "bea161fd4fae74a25f70b93d5b006e4dc4d0b7d73aec65b074e882c4ef81c724",
-    "fixed": "ba95c8aaf9c6a0ed5c1d34cebd36dd83080e9a8d41ea87db7bd6084a07636a11",
-    "elastic": "173f73268a8eda949c5881ff1c8ac10997e788c91cde20af95e17fb722b6fe35",
-    "keep-warm": "0aaeefd5c182418a8dc2eae1b458bfc1eea612aaa673819456f2f7f004cec2ea",
-    "lead": "cef5e7e9bb7afb217de3b193eeefd02c87f387e7973843fb07544f0acc2d073f",
+    "one-per-rollout": "53ed8302962a9a2e8645155c70295bedd6dbdda389631a5a2444b5ad79cf9f92",
+    "fixed": "a9df3627ed548f44e40f8c4d939f2c3aa18f09da7ceda2ebf8428d4a6ef7fe85",
+    "elastic": "d5a5bb8ab90ece8a5eca6868a6a8e84c34243f2266bd8bd9bf16e1aa28373719",
+    "keep-warm": "53615d97f1af369f10c94574ea9cb3f3190d671400e9638e55dff066e9d79474",
+    "lead": "69c5443d449eb6297263a8d95d357191079c342575188d21ccfa7024c81e2b5f",
 }
 POLICIES: dict[str, AnyPolicy] = {
     "one-per-rollout": OnePerRollout(max_size=40),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from gymfast.cost.plan import plan, sync_job
-from gymfast.sandbox.policy import Elastic, Lead
+from gymfast.sandbox.policies import Elastic, Lead
 from gymfast_sim.engine_simpy import simulate
 from gymfast_sim.laws import Constant, Lognormal
 from gymfast_sim.reading import ScenarioError

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sim_scenarios import one_step
 
-from gymfast.sandbox.policy import Elastic, FixedPool, OnePerRollout
+from gymfast.sandbox.policies import Elastic, FixedPool, OnePerRollout
 from gymfast_sim import theory
 from gymfast_sim.draws import Draws, Purpose
 from gymfast_sim.engine_simpy import simulate
