@@ -125,7 +125,8 @@ def _shares(logs: Floats) -> tuple[Floats, float]:
 def _above(a: Floats) -> tuple[Floats, Floats]:
     """Log P(Z > a), and the hazard: far out by its asymptote, where erfc has no digits left."""
     log_density = -0.5 * a * a - _HALF_LOG_2PI
-    far = a + 1 / np.maximum(a, 1.0)
+    far = np.maximum(a, 1.0)
+    far = far + 1 / far
     erfc = np.array([math.erfc(x / math.sqrt(2)) / 2 for x in np.minimum(a, 30).ravel()])
     log_near = np.log(np.maximum(erfc, 1e-300)).reshape(a.shape)
     log_above = np.where(a < 30, log_near, log_density - np.log(far))

@@ -7,6 +7,7 @@ import click
 from gymfast.cli.lazy import LazyGroup
 
 COMMANDS = {
+    "backtest": "Replay a recorded run, and tell the error.",
     "fit": "Fit laws to the phase times in a log.",
 }
 
@@ -14,6 +15,7 @@ _EPILOG = """\b
 Examples:
   gymfast sim fit starts.csv --where provider=modal --where mode=burst
   gymfast sim fit pool.jsonl --phase boot --plot boot.svg -o boot.toml
+  gymfast sim backtest pool.jsonl --scenario run.toml
 """
 
 

@@ -18,7 +18,7 @@ _EPILOG = """\b
 Examples:
   gymfast sim fit starts.csv --where provider=modal --where mode=burst
   gymfast sim fit pool.jsonl --phase boot --plot boot.svg -o boot.toml
-  gymfast sim fit pool.jsonl --phase exec --law lognormal-4 --table rollouts.work
+  gymfast sim fit pool.jsonl --phase exec --table rollouts.work
 """
 
 

@@ -126,7 +126,7 @@ class BoundedPareto(Law, frozen=True, kw_only=True, tag="bounded-pareto"):
     def _cdf(self, x_s: float) -> float:
         if x_s <= self.minimum_s:
             return 0.0
-        return min((1 - (self.minimum_s / x_s) ** self.alpha) / self.inside, 1.0)
+        return min(float(1 - (self.minimum_s / x_s) ** self.alpha) / self.inside, 1.0)
 
     def _mean(self) -> float:
         low, ratio, a = self.minimum_s, self.maximum_s / self.minimum_s, self.alpha
