@@ -108,6 +108,9 @@ class Link:
         own, peer = self.address(side), self.address(other)
         run("ip", "-n", name, "address", "add", own, "peer", peer, "dev", "wan")
         run("ip", "-n", name, "link", "set", "wan", "mtu", str(MTU), "txqueuelen", "4000", "up")
+        # The default of Linux, whatever this machine has: BBR takes too much with many connections.
+        route = (peer, "dev", "wan", "src", own, "congctl", "cubic")
+        run("ip", "-n", name, "route", "replace", *route)
         for key, value in self._settings.items():
             run("ip", "netns", "exec", name, "sysctl", "-qw", f"{key}={value}")
 

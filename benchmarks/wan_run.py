@@ -205,6 +205,7 @@ def round_trips(log: Iterable[Request], told: Any, ends: Iterable[Any], rtt_s: f
     not waited for. The read that finds the record is one, though it is under way before.
     """
     log = sorted(log)
+    log = [r for r in log if "/ahead/" not in r.key]  # nobody waits for advice
     commit = next(r for r in log if r.what == "PUT create" and "/log/" in r.key)
     late = [r for r in log if r.who == "trainer" and r.end_s + rtt_s / 2 > told["encoded_s"]]
     first = depth([r for r in late if told["start_s"] < r.start_s <= commit.start_s], rtt_s)

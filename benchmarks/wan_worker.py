@@ -125,6 +125,7 @@ def _told(report: Any) -> Answer:
         "end_s": time.monotonic(),
         "fetch": seconds.fetch,
         "apply": seconds.verify + seconds.apply + seconds.check,
+        "parts": [seconds.verify, seconds.apply, seconds.check],
         "num_bytes": report.num_bytes,
         "root": report.root,
         "kind": report.kind,
@@ -203,9 +204,7 @@ class PeerEngine:
         start_s = time.monotonic()
         refs = tuple(ObjectRef(digest, num_bytes) for digest, num_bytes in index["objects"])
         record: Any = SimpleNamespace(epoch=1, frame=FrameRef(sum(r.num_bytes for r in refs), refs))
-        blob = b"".join(
-            FrameReads(self._store, self._keys, record, self._requests.threads).pieces()
-        )
+        blob = b"".join(FrameReads(self._store, self._keys, record, self._requests).pieces())
         fetched_s = time.monotonic()
         at, jobs = 0, {}
         for name, num_bytes, digest in index["tensors"]:

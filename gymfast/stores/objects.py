@@ -66,6 +66,8 @@ class ObjectStore:
         # All three clouds promise it: docs/stores.md has their words.
         self.shows_puts = self._address.kind in ("s3", "gs", "az")
         self._client = connect(self._address, timeout_s, retry_s)
+        # Connections of their own: the windows of those that carry much stay open.
+        self._downloads = connect(self._address, timeout_s, retry_s)
         self._uploads = connect(self._address, 8 * timeout_s, retry_s)
 
     def __repr__(self) -> str:
@@ -109,8 +111,15 @@ class ObjectStore:
                 self._fail("create", key, answer)
 
     def get(self, key: str, *, max_bytes: int) -> bytes:
+        return self._get(self._client, key, max_bytes)
+
+    def get_known(self, key: str, num_bytes: int) -> bytes:
+        """As `get`, of an object that is known to have that length."""
+        return self._get(self._downloads, key, num_bytes)
+
+    def _get(self, client: Client, key: str, max_bytes: int) -> bytes:
         check_key(key)
-        result = self._ask("get", key, lambda: self._obstore.get(self._client, key))
+        result = self._ask("get", key, lambda: self._obstore.get(client, key))
         size: int = result.meta["size"]
         if size > max_bytes:
             raise StoreError(
@@ -229,9 +238,8 @@ class ObjectStore:
         options: dict[str, object] = {"range": (wanted.start, wanted.stop)}
         if tag:
             options["if_match"] = tag
-        result, answer = self._attempt(
-            lambda: self._obstore.get(self._client, key, options=options)
-        )
+        client = self._client if len(wanted) <= _SMALL_BYTES else self._downloads
+        result, answer = self._attempt(lambda: self._obstore.get(client, key, options=options))
         if answer is not None:
             if answer.status == 416:
                 self._require_inside(key, wanted, self._meta(operation, key)["size"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 
+from gymfast.stores import ObjectStore
 from gymfast.stores.base import (
     Blob,
     Store,
@@ -106,7 +107,7 @@ class LimitedStore:
     def get_known(self, key: str, num_bytes: int) -> bytes:
         """A whole object of that length, which is granted before the request."""
         self._bandwidth.take(num_bytes)
-        return self._inner.get(key, max_bytes=num_bytes)
+        return get_known(self._inner, key, num_bytes)
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)
@@ -143,8 +144,10 @@ class LimitedStore:
 
 
 def get_known(store: Store, key: str, num_bytes: int) -> bytes:
-    """A whole object whose length is known, as `get`; a budget grants its bytes first."""
-    if isinstance(store, LimitedStore):
+    """A whole object whose length is known, as `get`: a budget grants its bytes first, and a store
+    with connections for what is large takes one of those.
+    """
+    if isinstance(store, LimitedStore | ObjectStore):
         return store.get_known(key, num_bytes)
     return store.get(key, max_bytes=num_bytes)
 

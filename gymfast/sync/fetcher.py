@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
-from itertools import pairwise
 
 from gymfast.errors import ChainError, FormatError, NotFoundError, StoreError
 from gymfast.sync.chain import Costs, Plan, Step
@@ -15,7 +14,7 @@ from gymfast.sync.lease import Lease
 from gymfast.sync.log import Log
 from gymfast.sync.manifest import FoldRecord, StateRecord
 from gymfast.sync.requests import Pending
-from gymfast.sync.staging import Advance, Staged, StagedFrame, Stager, name_of
+from gymfast.sync.staging import MAX_EXPECTED, Advance, Staged, StagedFrame, Stager, name_of
 from gymfast.sync.view import View
 
 _FIRST_PAUSE_S = 0.05
@@ -190,9 +189,8 @@ class Fetcher:
         self._stager.drop_expected(but=[name_of(step.record) for step in plan.steps])
         with ExitStack() as stack:
             frames: list[StagedFrame] = []
-            for step, following in pairwise((*plan.steps, None)):
-                assert step is not None
-                if following is not None:
+            for number, step in enumerate(plan.steps):
+                for following in plan.steps[number : number + MAX_EXPECTED]:
                     self._stager.expect(following.record, is_planned=True)
                 frame = self._fetch_one(plan, step, is_decoded=is_decoded)
                 stack.callback(frame.close)

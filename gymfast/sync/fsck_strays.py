@@ -18,12 +18,12 @@ BY_HAND = "it is ignored; delete it by hand"
 def find_strays(log: Log, found: LogCheck) -> Iterator[Finding]:
     """Keys that name nothing, records and marks beyond the end of the log, tests left over.
 
-    Objects of frames, leases, statuses and folds are not looked at. Raises StoreError.
+    Objects of frames, notes, leases, statuses and folds are not looked at. Raises StoreError.
     """
     keys = log.keys
     others = (
         *(keys.objects_prefix, keys.readers_prefix, keys.status_prefix),
-        *(keys.folds_prefix, keys.folded_prefix),
+        *(keys.folds_prefix, keys.folded_prefix, keys.ahead_prefix),
     )
     for key in log.store.list(f"{keys.run}/"):
         problem, repair = "gymfast gives no object this name", BY_HAND

@@ -59,6 +59,11 @@ class RunKeys:
         return f"{self.run}/hint"
 
     @property
+    def ahead_prefix(self) -> str:
+        """Prefix of the notes of objects whose record is being made."""
+        return f"{self.run}/ahead/"
+
+    @property
     def folds_prefix(self) -> str:
         """Prefix of all records of folds."""
         return f"{self.run}/folds/"
@@ -75,6 +80,10 @@ class RunKeys:
     def object(self, epoch: int, digest: str) -> str:
         """Key of an object that a publisher of this epoch wrote."""
         return f"{self.objects_prefix}{epoch:020d}/{digest}"
+
+    def ahead(self, number: int) -> str:
+        """Key of a note, which is replaced for each record."""
+        return f"{self.ahead_prefix}{number:02d}"
 
     def floor(self, seq: int) -> str:
         """Key of the mark that records before `seq` may be gone."""

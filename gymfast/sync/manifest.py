@@ -17,6 +17,7 @@ MAX_STATUS_BYTES = 4096
 MAX_OBJECT_BYTES = 512 << 20
 MAX_OBJECTS = 262_144  # of one frame; their references stay well below MAX_RECORD_BYTES
 MAX_TENSORS = 4_194_304
+MAX_AHEAD_OBJECTS = 64
 
 NUMBER_ENCODING, NUMBER_LIMIT, NUMBER_VALUE, NUMBER_MAC = 101, 102, 103, 104
 
@@ -129,6 +130,20 @@ class HintRecord(
     version: Annotated[int, msgspec.Meta(ge=-1, le=COUNT_MAX)]
     record: _Hex64
     created_us: _Count
+
+
+class AheadRecord(
+    msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="ahead"
+):
+    """Advice: objects that record `seq`, which is being made, is going to name."""
+
+    format: Literal[1]
+    run: _Name
+    epoch: _Positive
+    seq: _Positive
+    objects: Annotated[
+        tuple[ObjectRef, ...], msgspec.Meta(min_length=1, max_length=MAX_AHEAD_OBJECTS)
+    ]
 
 
 class LeaseRecord(
@@ -249,6 +264,12 @@ def parse_fold(blob: bytes, where: str, key: Key | None = None) -> FoldRecord:
 def parse_hint(blob: bytes, where: str) -> HintRecord:
     """The hint in `blob`; FormatError if it is damaged."""
     record: HintRecord = _decode(blob, HintRecord, where, MAX_SMALL_RECORD_BYTES)
+    return record
+
+
+def parse_ahead(blob: bytes, where: str) -> AheadRecord:
+    """The note in `blob`; FormatError if it is damaged."""
+    record: AheadRecord = _decode(blob, AheadRecord, where, MAX_SMALL_RECORD_BYTES)
     return record
 
 

@@ -27,14 +27,14 @@ from gymfast.sync.manifest import (
     FrameRef,
     ObjectRef,
 )
-from gymfast.sync.requests import REQUESTS_PER_AHEAD, Pending
+from gymfast.sync.requests import Pending, Requests
 from gymfast.sync.several import several
 
 DEFAULT_OBJECT_BYTES = 64 << 20
 _READ_BYTES = 8 << 20
 _NUM_READS = 8
 _FIRST_OBJECT_BYTES = 1 << 20
-_OBJECTS_PER_SIZE = 8
+_OBJECTS_PER_SIZE = 16
 _MAX_DOUBLINGS = 3  # to 8 MiB: what object stores take, and give, in one request
 _MAX_SMALL_OBJECTS = 8192
 _PUTS_PER_AHEAD = 2
@@ -58,6 +58,7 @@ class FrameWriter:
     created, and only those that are there already are put; the store must have create-only writes.
     `named` are the keys that other records need: they are not new, even where their lengths are
     shown late.
+    `tell` hears of each object before it is put, from the thread that puts it.
     `doomed` are keys whose delete was asked for without an answer: it may still come, so nothing is
     put there again.
     """
@@ -68,6 +69,7 @@ class FrameWriter:
     object_bytes: int
     creates: bool = False
     named: Collection[str] = frozenset()
+    tell: Callable[[ObjectRef], None] | None = None
     doomed: set[str] = field(default_factory=set)
     seconds: float = 0.0
     refs: list[ObjectRef] = field(default_factory=list)
@@ -167,6 +169,8 @@ class FrameWriter:
         key = self.keys.object(self.epoch, ref.digest)
         if key in self.doomed:
             return self._put_in_halves(data)
+        if self.tell is not None:
+            self.tell(ref)
         if self.creates and len(data) <= _READ_BYTES:
             try:
                 self.store.create(key, memoryview(data))
@@ -315,8 +319,8 @@ def read_frame(
     if store.num_ahead == 0:
         yield from FrameReads(store, keys, record, None, reading).pieces()
         return
-    with ThreadPoolExecutor(REQUESTS_PER_AHEAD * store.num_ahead, "gymfast-read") as threads:
-        reads = FrameReads(store, keys, record, threads, reading)
+    with closing(Requests(store)) as requests:
+        reads = FrameReads(store, keys, record, requests, reading)
         try:
             yield from reads.pieces()
         finally:
@@ -331,29 +335,36 @@ class FrameReads:
         store: Store,
         keys: RunKeys,
         record: FrameRecord,
-        threads: ThreadPoolExecutor | None,
+        requests: Requests | None,
         reading: Reading | None = None,
+        begun: Callable[[str], Future[bytes] | None] = lambda _: None,
     ) -> None:
-        """Nothing is asked for yet; without `threads` each piece is when it is wanted."""
+        """Nothing is asked for yet; without `requests` each piece is when it is wanted.
+
+        `begun` gives the read of a whole object that was begun before, by its key.
+        """
         self.reading = how = reading or reading_for(store)
         self.num_bytes = record.frame.num_bytes
         self._tasks = deque(_tasks(store, keys, record, how.piece_bytes))
-        self._threads = threads
+        self._requests = requests
+        self._begun = begun
+        self._is_cancelled = False
         self._waiting: deque[tuple[_Task, Future[bytes]]] = deque()
         self._limit_bytes = max(1, how.num_ahead) * how.piece_bytes
-        self._num_ahead = REQUESTS_PER_AHEAD * store.num_ahead
 
     def start(self) -> None:
         """Has as many reads under way as is allowed."""
-        if self._threads is None:
+        threads = self._threads
+        if threads is None:
             return
         held = sum(task.length for task, _ in self._waiting)
-        while self._tasks and len(self._waiting) < self._num_ahead:
+        while self._tasks:
             if self._waiting and held + self._tasks[0].length > self._limit_bytes:
                 return
             task = self._tasks.popleft()
             held += task.length
-            self._waiting.append((task, self._threads.submit(task.read)))
+            future = self._begun(task.key) if task.is_whole else None
+            self._waiting.append((task, future or threads.submit(self._read, task)))
 
     def pieces(self) -> Iterator[bytes]:
         """As `read_frame`."""
@@ -373,9 +384,20 @@ class FrameReads:
 
     def cancel(self) -> None:
         """Starts no more reads, and waits for none."""
+        self._is_cancelled = True
         self._tasks.clear()
         for _, future in self._waiting:
             future.cancel()
+
+    @property
+    def _threads(self) -> ThreadPoolExecutor | None:
+        return None if self._requests is None else self._requests.threads
+
+    def _read(self, task: _Task) -> bytes:
+        """A piece, in its turn; nothing once nobody wants it any more."""
+        assert self._requests is not None
+        with self._requests.flow.turn(task.length):
+            return b"" if self._is_cancelled else task.read()
 
     def _in_order(self) -> Iterator[tuple[_Task, bytes]]:
         while self._tasks or self._waiting:

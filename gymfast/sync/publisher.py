@@ -15,6 +15,7 @@ from gymfast.delta.tensors import Weights
 from gymfast.errors import ConflictError, GymfastError, StoreError
 from gymfast.stores import check_create_only, open_store
 from gymfast.stores.base import Store
+from gymfast.sync.ahead import Notes
 from gymfast.sync.bandwidth import limited
 from gymfast.sync.candidate import Advance, Candidate, Written
 from gymfast.sync.clock import Clock, SystemClock
@@ -184,6 +185,8 @@ class Publisher:
         number = self._next_version(version)
         self._upkeep.clean_leftovers()
         writer = self._frame_writer()
+        notes = Notes(self._store, self._keys, self.epoch, committer.tip.seq + 1)
+        writer.tell = notes.add
         candidate = self._candidate(writer)
 
         def produce() -> Written:
@@ -196,6 +199,8 @@ class Publisher:
         except BaseException:
             self._snapshot.rollback()
             raise
+        finally:
+            notes.close()
         if step is Step.DONE or (step is Step.ADOPT and committer.tip.root == written.root):
             self._snapshot.promote()
             return self._after_commit(written, candidate.seconds)

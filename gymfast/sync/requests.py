@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
 
 from gymfast.stores.base import Store
+from gymfast.sync.flow import Flow
 
 REQUESTS_PER_AHEAD = 4
 """Small requests are worth having under way in larger numbers than pieces of 8 MiB."""
@@ -35,11 +36,15 @@ class Pending(Generic[_T]):
 class Requests:
     """Starts requests on threads of its own. Safe to use from several threads."""
 
-    def __init__(self, store: Store, *, in_order: bool = False) -> None:
-        """Nothing is started yet; `in_order` has one request under way at a time."""
+    def __init__(self, store: Store, *, in_order: bool = False, flow: Flow | None = None) -> None:
+        """Nothing is started yet; `in_order` has one request under way at a time.
+
+        `flow` says when a large one may begin; small ones tell it the round trip.
+        """
         self.is_far = store.num_ahead > 0
         num_threads = min(REQUESTS_PER_AHEAD * store.num_ahead, MAX_REQUESTS)
         self._num_threads = 1 if in_order else num_threads
+        self.flow = flow or Flow()
         self._threads: ThreadPoolExecutor | None = None
         self._pid = os.getpid()
 
@@ -53,9 +58,13 @@ class Requests:
         return self._threads
 
     def start(self, work: Callable[[], _T]) -> Pending[_T]:
-        """The answer to come; what nobody waits for may be started or not."""
+        """The answer to come, a small one; what nobody waits for may be started or not."""
         threads = self.threads
-        return Pending(work, None if threads is None else threads.submit(work))
+        return Pending(work, None if threads is None else threads.submit(self._timed, work))
+
+    def _timed(self, work: Callable[[], _T]) -> _T:
+        with self.flow.small():
+            return work()
 
     def close(self, *, is_finished: bool = False) -> None:
         """Gives the threads back; `is_finished` waits for all that was started."""

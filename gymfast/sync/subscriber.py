@@ -14,6 +14,7 @@ from types import TracebackType
 from gymfast.errors import BudgetError, ChainError, DeadlineError, GymfastError, StoreError
 from gymfast.stores import open_store
 from gymfast.stores.base import Store
+from gymfast.sync.ahead import NoteReader
 from gymfast.sync.bandwidth import limited
 from gymfast.sync.chain import Costs, Tip
 from gymfast.sync.clock import Clock, Deadline, SystemClock
@@ -87,12 +88,14 @@ class Subscriber:
         folder = None if staging_dir is None else Path(staging_dir)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        stager = Stager(self._store, self._keys, folder, max_staging_bytes)
+        flow = self._log.requests.flow
+        stager = Stager(self._store, self._keys, folder, max_staging_bytes, flow)
         lease = Lease(self._store, self._keys, self._reader_id, self._clock, lease_s)
         self._installer = Installer(target, run)
         self._view = View(self._log, self._clock, self._installer.held)
         if self._installer.applied is not None:
             self._view.advance(self._installer.applied)
+        self._notes = NoteReader(self._log, stager.begin)
         self._fetcher = Fetcher(self._log, self._view, stager, lease, self._clock, timeout_s)
         self._reporter = None
         if report_s is not None:
@@ -306,7 +309,7 @@ class Subscriber:
         for _ in deadline.pauses(interval_s, interval_s):
             yield
             while self._view.can_watch and not deadline.has_passed:
-                self._view.watch(interval_s, min(_LONGEST_PAUSE_S, deadline.left_s))
+                self._view.watch(interval_s, min(_LONGEST_PAUSE_S, deadline.left_s), self._notes)
                 yield
 
     def _adopt_if_known(self) -> None:

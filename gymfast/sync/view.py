@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import count
 
 from gymfast.errors import ChainError, FormatError, NotFoundError
+from gymfast.sync.ahead import NoteReader
 from gymfast.sync.chain import Costs, Entry, Plan, Tip, end_of, follow, is_full, needs_no_base, plan
 from gymfast.sync.clock import Clock
 from gymfast.sync.folds import read_useful
@@ -82,20 +83,23 @@ class View:
         """
         return self._end is not None and not self._is_damaged and self._log.requests.is_far
 
-    def watch(self, interval_s: float, timeout_s: float) -> None:
+    def watch(self, interval_s: float, timeout_s: float, notes: NoteReader) -> None:
         """Returns once the next record can be read, or that time has passed.
 
-        The next `refresh` takes it in.
+        The next `refresh` takes it in. Meanwhile `notes` are looked for.
         """
         assert self._end is not None
         log, seq = self._log, self._end.seq + 1
+        notes.expect(seq)
         found = watch(
             lambda: log.read(seq),
             log.requests,
             self._clock,
             interval_s=interval_s,
             timeout_s=timeout_s,
+            beside=notes.look,
         )
+        notes.expect(0)
         self._watched = None if found is None else (seq, found)
 
     def find(self, root: str) -> Tip | None:

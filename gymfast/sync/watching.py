@@ -17,12 +17,19 @@ _T = TypeVar("_T")
 
 
 def watch(
-    look: Callable[[], _T], requests: Requests, clock: Clock, *, interval_s: float, timeout_s: float
+    look: Callable[[], _T],
+    requests: Requests,
+    clock: Clock,
+    *,
+    interval_s: float,
+    timeout_s: float,
+    beside: Callable[[], None] | None = None,
 ) -> Pending[_T] | None:
     """The first look that finds something, an error included; None if none does in time.
 
     A look begins every `interval_s`, whether those before it have ended or not: what becomes
-    visible is known one way, at most the interval, and the way back later.
+    visible is known one way, at most the interval, and the way back later. `beside` is called as
+    often.
     """
     found: Future[_T] = Future()
 
@@ -42,5 +49,7 @@ def watch(
         looks = [each for each in looks if not each.is_here]
         if len(looks) < MAX_LOOKS:
             looks.append(requests.start(look_once))
+        if beside is not None:
+            beside()
         wait((found,), min(interval_s, deadline.left_s))
     return Pending(look, found) if found.done() else None
