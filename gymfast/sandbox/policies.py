@@ -14,6 +14,8 @@ from gymfast.sandbox.policy import (
     Create,
     Decision,
     Memory,
+    Snapshot,
+    Terminate,
     View,
 )
 from gymfast.sandbox.sharing import by_ticket, even, towards
@@ -270,6 +272,22 @@ class Reactive(_Settings, frozen=True, kw_only=True, tag="reactive"):
         return Decision(decision.actions, next_ns), (next_ns, panic_ns, target, *samples)
 
 
+class SnapshotResume(_Settings, frozen=True, kw_only=True, tag="snapshot-resume"):
+    """Elastic, but what is idle is saved and ended; creations resume what was saved."""
+
+    max_size: int
+    max_uses: int | None = None
+
+    def decide(self, view: View, memory: Memory) -> tuple[Decision, Memory]:
+        decision, memory = towards(view, memory, lambda _, one: one.unfinished,
+                                   most=view.unfinished, max_size=self.max_size)  # fmt: skip
+        actions = tuple(
+            Snapshot(a.sandbox_class, a.count) if isinstance(a, Terminate) else a
+            for a in decision.actions
+        )
+        return Decision(actions), memory
+
+
 AnyPolicy = (
     OnePerRollout
     | FixedPool
@@ -280,6 +298,7 @@ AnyPolicy = (
     | ClaimBackfill
     | TickRefill
     | Reactive
+    | SnapshotResume
 )
 
 

@@ -16,7 +16,7 @@ from gymfast_sim.draws import Draws, Purpose
 from gymfast_sim.engine_simpy import simulate
 from gymfast_sim.fit_log import Span
 from gymfast_sim.laws import NONE, Empirical, PlainLaw
-from gymfast_sim.scenario import Scenario, Training
+from gymfast_sim.scenario import Rollouts, Sandboxes, Scenario, Training
 
 _START = {"api": Purpose.API, "queue": Purpose.QUEUE, "boot": Purpose.BOOT, "setup": Purpose.SETUP}
 _BOX = {**_START, "reset": Purpose.RESET, "teardown": Purpose.TEARDOWN}
@@ -240,23 +240,26 @@ def _scenario_of(step: _Recorded, scenario: Scenario, seed: int) -> tuple[Scenar
     made = msgspec.structs.replace(
         scenario,
         seed=seed,
-        rollouts=msgspec.structs.replace(
-            scenario.rollouts,
+        rollouts=Rollouts(
             prompts=len(step.rollouts),
-            group_size=1,
-            turns=1,
+            hold=scenario.rollouts.hold,
+            retries=scenario.rollouts.retries,
             work=laws[Purpose.WORK],
             think=laws[Purpose.THINK],
             arrival_gap=laws[Purpose.ARRIVAL],
-            timeout_s=None,
             fail_ratio=_ratio_of(failures, known),
         ),
-        sandboxes=msgspec.structs.replace(
-            scenario.sandboxes,
-            classes=1,
+        sandboxes=Sandboxes(
+            lifetime_s=scenario.sandboxes.lifetime_s,
+            detection_s=scenario.sandboxes.detection_s,
             prewarmed=step.num_warm,
             start_fail_ratio=_ratio_of(starts, known),
-            **{phase: laws.get(purpose, NONE) for phase, purpose in _BOX.items()},
+            api=laws.get(Purpose.API, NONE),
+            queue=laws.get(Purpose.QUEUE, NONE),
+            boot=laws.get(Purpose.BOOT, NONE),
+            setup=laws.get(Purpose.SETUP, NONE),
+            reset=laws.get(Purpose.RESET, NONE),
+            teardown=laws.get(Purpose.TEARDOWN, NONE),
         ),
         training=Training(),
     )

@@ -26,9 +26,10 @@ class Rank(IntEnum):
     THINK = 7
     RETRY = 8
     ARRIVE = 9
-    GRANT = 10
-    BIND = 11
-    DECIDE = 12
+    RETRY_CREATION = 10
+    GRANT = 11
+    BIND = 12
+    DECIDE = 13
 
 
 class Clock(Protocol):
@@ -69,7 +70,8 @@ class Log:
 
 
 _COUNTS = (
-    *("num_asked", "num_cancelled", "num_started", "num_start_failed", "num_died", "num_expired"),
+    *("num_asked", "num_refused", "num_cancelled", "num_started", "num_start_failed", "num_died"),
+    *("num_hung", "num_lost_completions", "num_expired", "num_preempted"),
     *("num_aborted", "num_terminated", "num_timeouts", "num_served", "num_waited", "wait_ns"),
     *("num_changes", "num_decisions", "num_events"),
 )

@@ -23,6 +23,7 @@ class Purpose(IntEnum):
     RETRY = 3  # entity: the rollout
     ARRIVAL = 4  # entity: the rollout
     TRAIN = 5  # entity: the step
+    HANGS = 6  # entity: the rollout; value: hangs, branch: its completion is lost
     START_FAILS = 15  # entity: the sandbox
     API = 16  # 16 and above: a phase of a sandbox
     QUEUE = 17
@@ -30,6 +31,8 @@ class Purpose(IntEnum):
     SETUP = 19
     RESET = 20
     TEARDOWN = 21
+    PREEMPTED = 22
+    REFUSED = 23  # jitter; attempt: how often the creation was refused
 
 
 class Draws:

@@ -17,9 +17,10 @@ from gymfast_sim.asking import Asking
 from gymfast_sim.clock import Log, Rank, SimulationError
 from gymfast_sim.draws import Draws
 from gymfast_sim.laws import to_ns
+from gymfast_sim.off_policy import Asynchronous, OneStepOff
 from gymfast_sim.pool import Pool
 from gymfast_sim.records import RunRecord, State
-from gymfast_sim.scenario import Scenario
+from gymfast_sim.scenario import Scenario, refuse_unknown
 from gymfast_sim.steps import Steps
 
 try:
@@ -28,6 +29,9 @@ except ImportError as error:
     raise MissingDependencyError(
         "the reference engine of gymfast_sim needs simpy: pip install 'gymfast[sim]'"
     ) from error
+
+
+_STEPS = {"sync": Steps, "one-step-off": OneStepOff, "async": Asynchronous}
 
 
 def simulate(
@@ -41,18 +45,23 @@ def simulate(
     """One run; `policy` replaces that of the scenario, `draw` its random numbers.
 
     The same scenario and replication give the same record everywhere. Raises SimulationError for a
-    run that cannot end, with the reason.
+    run that cannot end, with the reason, and for settings that are not simulated yet.
     """
+    refuse_unknown(scenario)
     clock, draw = _SimpyClock(), draw or Draws(scenario.seed, replication)
     log = Log(scenario.most_changes, keeps_trace=keep_trace)
     policy = policy or scenario.policy
     pool = Pool(clock, scenario, policy, draw, log)
-    steps = Steps(clock, scenario, pool, draw, log)
+    steps = _STEPS[scenario.training.mode](clock, scenario, pool, draw, log)
     Asking(clock, policy, pool, steps, log)
     pool.prewarm()
     steps.begin()
     horizon_ns = to_ns(scenario.horizon_s)
+    grid_ns = None if scenario.grid_s is None else to_ns(scenario.grid_s)
+    occupancy: list[tuple[int, ...]] = []
     while not steps.is_over:
+        while grid_ns is not None and len(occupancy) * grid_ns < clock.next_ns <= horizon_ns:
+            occupancy.append(pool.counts)
         if clock.next_ns > horizon_ns:
             if clock.is_empty:
                 raise SimulationError(_why_stuck(pool, steps, policy))
@@ -71,6 +80,8 @@ def simulate(
         replication=replication,
         steps=tuple(steps.records),
         sandbox_ns={state.name.lower(): pool.state_ns[state] for state in State},
+        warm_up_steps=scenario.training.warm_up_steps,
+        occupancy=tuple(occupancy),
         num_left=len(pool.live),
         wait_counts=tuple(steps.wait_counts),
         digest=hashlib.sha256(text.encode()).hexdigest() if keep_trace else "",

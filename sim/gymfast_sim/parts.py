@@ -39,7 +39,8 @@ class Rollout:
 
     __slots__ = (
         *("attempt", "attempt_think_ns", "attempt_work_ns", "box", "busy_since_ns", "charged_ns"),
-        *("cls", "number", "queued_ns", "ticket", "turn", "waits_since_ns"),
+        *("attempt_gpu_ns", "cls", "has_slot", "is_over", "number", "queued_ns", "thought"),
+        *("ticket", "turn", "waits_since_ns"),
     )
 
     def __init__(self, number: int, cls: int) -> None:
@@ -49,6 +50,8 @@ class Rollout:
         self.queued_ns = 0  # up to here its wait is charged
         self.ticket = 0
         self.attempt_work_ns = self.attempt_think_ns = 0
+        self.attempt_gpu_ns = self.thought = 0
+        self.has_slot = self.is_over = False
         self.charged_ns = [0] * len(Cause)
         self.box: Sandbox | None = None
 
@@ -88,19 +91,39 @@ class Rollout:
         """What this attempt did counts."""
         self.charged_ns[Cause.WORK] += self.attempt_work_ns
         self.charged_ns[Cause.THINK] += self.attempt_think_ns
-        self.attempt_work_ns = self.attempt_think_ns = 0
+        self.charged_ns[Cause.GPU] += self.attempt_gpu_ns
+        self.attempt_work_ns = self.attempt_think_ns = self.attempt_gpu_ns = 0
 
     def lose_attempt(self) -> None:
         """What this attempt did is lost."""
-        self.charged_ns[Cause.RETRY] += self.attempt_work_ns + self.attempt_think_ns
-        self.attempt_work_ns = self.attempt_think_ns = 0
+        lost_ns = self.attempt_work_ns + self.attempt_think_ns + self.attempt_gpu_ns
+        self.charged_ns[Cause.RETRY] += lost_ns
+        self.attempt_work_ns = self.attempt_think_ns = self.attempt_gpu_ns = 0
+
+    def lose_action(self, now_ns: int) -> None:
+        """The action or thought that was under way is lost."""
+        self.charged_ns[Cause.RETRY] += now_ns - self.busy_since_ns
+
+    def back_off(self, after_ns: int) -> None:
+        """It pauses before the next attempt."""
+        self.charged_ns[Cause.BACKOFF] += after_ns
 
 
 class Sandbox:
     """One sandbox, from the moment it is asked for."""
 
     __slots__ = (
-        *("cls", "epoch", "num_passed", "number", "owner", "replaces", "resets", "since_ns"),
+        *(
+            "cls",
+            "epoch",
+            "num_passed",
+            "num_refused",
+            "number",
+            "owner",
+            "replaces",
+            "resets",
+            "since_ns",
+        ),
         *("stamps", "state", "uses"),
     )
 
@@ -109,7 +132,7 @@ class Sandbox:
         self.state = State.PENDING
         self.since_ns = now_ns
         self.stamps = [now_ns] * len(_START_CAUSES)
-        self.uses = self.epoch = self.num_passed = 0
+        self.uses = self.epoch = self.num_passed = self.num_refused = 0
         self.resets: list[tuple[int, int, int]] = []  # begin, end, time of the resets before it
         self.owner: Rollout | None = None
         self.replaces: Sandbox | None = None  # a failed start

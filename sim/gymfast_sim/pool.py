@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 
 from gymfast.sandbox.policy import Policy
 from gymfast_sim.admission import Admission
@@ -33,7 +34,7 @@ class Pool:
         self, clock: Clock, scenario: Scenario, policy: Policy, draw: Draws, log: Log
     ) -> None:
         self._clock, self._boxes, self._draw, self._log = clock, scenario.sandboxes, draw, log
-        self.admission = Admission(clock, scenario.limits, log, self._start)
+        self.admission = Admission(clock, scenario.limits, draw, log, self._start)
         self._teardown_counts = scenario.limits.teardown_counts
         self._max_uses, self._is_early = policy.max_uses, policy.binding == "early"
         boxes = self._boxes
@@ -120,6 +121,11 @@ class Pool:
         self.classes[cls].drain = count
         self.touch(cls)
 
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Sandboxes by state, of all classes."""
+        return tuple(map(sum, zip(*[pool.counts for pool in self.classes], strict=True)))
+
     def look(self) -> list[int]:
         """Makes the views of a policy anew; the classes of which a count changed."""
         changed, totals = [], self.totals
@@ -190,6 +196,27 @@ class Pool:
         self._touched.add(cls)
         self.changed()
 
+    def forget(self, rollouts: Collection[Rollout]) -> None:
+        """Ends the sandboxes of rollouts that were given up, and takes them out of the queues."""
+        for cls in {rollout.cls for rollout in rollouts}:
+            queue = self.classes[cls].queue
+            self.classes[cls].queue = deque(one for one in queue if not one.is_over)
+        for box in [b for b in self.live.values() if b.owner is not None and b.owner.is_over]:
+            box.owner = None
+            if box.state is State.PENDING:
+                self._log.add("num_cancelled")
+                self.change(box, State.GONE)
+                self.admission.cancel(box)
+            elif box.state is State.STARTING:
+                self._log.add("num_aborted")
+                self._fail_start(box)
+                self.admission.free(self.admission.starting)
+                self._terminate(box)
+            elif box.state is not State.LOST:
+                self._terminate(box)
+                pool = self.classes[box.cls]
+                pool.drain = min(pool.drain, pool.busy)
+
     # Starts.
 
     def _new(self, cls: int) -> Sandbox:
@@ -254,13 +281,18 @@ class Pool:
         if self._lifetime_ns is not None:
             end = self._lifetime_ns
             self._clock.later(end, Rank.EXPIRE, box.number, lambda _: self._expire(box))
+        law = self._boxes.preempted_after
+        if law is not None:
+            end = duration_ns(law, self._draw(box.number, 0, Purpose.PREEMPTED))
+            count = "num_preempted"
+            self._clock.later(end, Rank.EXPIRE, box.number, lambda _: self._expire(box, count))
 
-    def _expire(self, box: Sandbox) -> None:
-        """The lifetime of a sandbox is over, whatever it does."""
+    def _expire(self, box: Sandbox, count: str = "num_expired") -> None:
+        """The lifetime of a sandbox is over, or it is preempted, whatever it does."""
         state = box.state
         if state in {State.LOST, State.STOPPING, State.GONE}:
             return
-        self._log.add("num_expired")
+        self._log.add(count)
         box.epoch += 1
         if state is State.STARTING:
             self._fail_start(box)

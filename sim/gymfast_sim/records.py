@@ -45,6 +45,8 @@ class Cause(IntEnum):
     BACKOFF = 15
     TRAIN = 16
     SYNC = 17
+    GPU = 18  # thoughts that waited for gpu_slots
+    STARVED = 19  # asynchronous: the trainer waited for a batch
 
 
 _USEFUL = frozenset({Cause.THINK, Cause.TRAIN, Cause.SYNC})
@@ -80,6 +82,9 @@ class StepRecord(msgspec.Struct, frozen=True, kw_only=True):
     all_causes_ns: dict[str, int]
     num_done: int
     num_dropped: int
+    num_aborted: int  # given up when enough were done, or with their group
+    num_spoilt_groups: int  # of which a rollout was dropped
+    staleness: int  # versions since submission, summed over a batch; asynchronous only
 
     @property
     def step_s(self) -> float:
@@ -105,13 +110,18 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     replication: int
     steps: tuple[StepRecord, ...]
+    warm_up_steps: int
     sandbox_ns: dict[str, int]  # by state, of all sandboxes
     num_asked: int  # creations asked for, those that were taken back included
+    num_refused: int  # times that a creation was over the rate and had to try again
     num_cancelled: int
     num_started: int  # starts that began, and prewarmed ones
     num_start_failed: int
     num_died: int  # under an action
+    num_hung: int  # under an action, until its time-out
+    num_lost_completions: int  # of actions; noticed by the watchdog
     num_expired: int  # ended by their lifetime
+    num_preempted: int
     num_aborted: int  # starts that were given up
     num_terminated: int  # aborted ones included
     num_left: int  # not gone when the run ended
@@ -123,6 +133,7 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
     num_changes: int  # rows of a trace
     num_decisions: int  # times that the policy was asked
     num_events: int  # of this engine; another one has others
+    occupancy: tuple[tuple[int, ...], ...] = ()  # sandboxes by state at 0, grid_s, 2 grid_s, ...
     digest: str = ""  # of the trace
     trace: tuple[TraceRow, ...] = ()
 
@@ -133,8 +144,9 @@ class RunRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def mean_step_s(self) -> float:
-        """The mean of its steps."""
-        return sum(step.step_s for step in self.steps) / len(self.steps)
+        """The mean of its steps, without those of the warm-up."""
+        steps = self.steps[self.warm_up_steps :]
+        return sum(step.step_s for step in steps) / len(steps)
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,7 @@ import msgspec
 
 from gymfast.cost.plan import plan, sync_job
 from gymfast.models import Format
-from gymfast.sandbox.policies import AnyPolicy, FixedPool, KeepWarm
+from gymfast.sandbox.policies import AnyPolicy, FixedPool, KeepWarm, SnapshotResume
 from gymfast_sim.checks import check_count, check_range
 from gymfast_sim.draws import MAX_SEED
 from gymfast_sim.laws import NONE, AnyLaw, PlainLaw
@@ -43,6 +43,15 @@ class Retries(_Part, frozen=True, kw_only=True):
     max_delay_s: float = 60.0
     jitter_ratio: float = 0.0
 
+    def delay_s(self, attempt: int, part: float) -> float:
+        """Seconds before attempt 1, 2, ...; part is a number in (0, 1) for the jitter."""
+        delay_s = self.initial_delay_s
+        for _ in range(attempt - 1):
+            delay_s = min(delay_s * self.backoff_coefficient, self.max_delay_s)
+        if self.jitter_ratio and delay_s:
+            delay_s = delay_s * (1.0 - self.jitter_ratio * part)
+        return delay_s
+
     def __post_init__(self) -> None:
         if not 0 <= self.max_retries <= 1000:
             raise ValueError(f"max_retries is {self.max_retries}, expected 0 to 1000")
@@ -63,7 +72,14 @@ class Rollouts(_Part, frozen=True, kw_only=True):
     A rollout has `turns` actions of law `work`, each after a time `think` without a sandbox. It
     keeps its sandbox from its first action to its last (`hold` "episode"), or takes one for each
     action. Rollouts come at once, or `arrival_gap` apart. An action longer than `timeout_s` is cut:
-    the sandbox lives on, the rollout is done. With `fail_ratio` the sandbox dies under an action.
+    the sandbox lives on, the rollout is done. With `fail_ratio` the sandbox dies under an action,
+    with `hang_ratio` it does nothing until `timeout_s` and is dead then, with `lost_ratio` nobody
+    hears of its end until `watchdog_s`. At most `gpu_slots` rollouts think at a time.
+
+    A step ends when `enough` rollouts are done; the others are given up. With `group_fail` "drop"
+    those of a group are given up when one of them is dropped. With `is_partial` what was given up
+    goes on in the next step; `grading` is a second sandbox that grades a rollout; `gpu_speed` is how
+    thinking slows down: that many times faster with so many at once.
     """
 
     prompts: int
@@ -75,6 +91,15 @@ class Rollouts(_Part, frozen=True, kw_only=True):
     arrival_gap: PlainLaw | None = None
     timeout_s: float | None = None
     fail_ratio: float = 0.0
+    hang_ratio: float = 0.0
+    lost_ratio: float = 0.0
+    watchdog_s: float | None = None
+    gpu_slots: int | None = None
+    enough: int | None = None
+    group_fail: Literal["keep", "drop", "retry"] = "keep"
+    is_partial: bool = False
+    grading: PlainLaw | None = None
+    gpu_speed: tuple[float, ...] = ()
     retries: Retries = Retries()
 
     def __post_init__(self) -> None:
@@ -87,7 +112,18 @@ class Rollouts(_Part, frozen=True, kw_only=True):
             )
         if self.timeout_s is not None and not (0 < self.timeout_s < math.inf):
             raise ValueError(f"timeout_s is {self.timeout_s}, expected a number above 0")
-        check_range("fail_ratio", self.fail_ratio, 0, 1)
+        for name in ("fail_ratio", "hang_ratio", "lost_ratio"):
+            check_range(name, getattr(self, name), 0, 1)
+        if self.hang_ratio and self.timeout_s is None:
+            raise ValueError(f"hang_ratio is {self.hang_ratio} and timeout_s is not set: no end")
+        if self.lost_ratio and self.watchdog_s is None:
+            raise ValueError(f"lost_ratio is {self.lost_ratio} and watchdog_s is not set: no end")
+        if self.watchdog_s is not None and not (0 < self.watchdog_s < math.inf):
+            raise ValueError(f"watchdog_s is {self.watchdog_s}, expected a number above 0")
+        if self.gpu_slots is not None:
+            check_count("gpu_slots", self.gpu_slots)
+        if self.enough is not None:
+            check_count("enough", self.enough, self.num_rollouts)
 
     @property
     def num_rollouts(self) -> int:
@@ -95,11 +131,26 @@ class Rollouts(_Part, frozen=True, kw_only=True):
         return self.prompts * self.group_size
 
 
+class ClassSettings(_Part, frozen=True, kw_only=True):
+    """What is different for some classes of sandboxes: `prompts` of a step need them."""
+
+    name: str
+    prompts: int
+    boot: AnyLaw | None = None
+    setup: AnyLaw | None = None
+    size: int | None = None
+
+
 class Sandboxes(_Part, frozen=True, kw_only=True):
     """How sandboxes start, live and end; a start is api, queue, boot and setup, one after another.
 
     Prompt i needs class i modulo `classes`. With `start_fail_ratio` a start fails at its end. A
-    sandbox dies `lifetime_s` after its start began. What died is noticed `detection_s` later.
+    sandbox dies `lifetime_s` after its start began, or `preempted_after` a time drawn for it. What
+    died is noticed `detection_s` later.
+
+    With `leak_ratio` an end is not carried out and the sandbox lives until its lifetime is over;
+    `new_classes` replace as many of the old ones in each step; starts resume a `snapshot`, saved in
+    the time `snapshot`, within `resume`; `table` has settings for single classes.
     """
 
     classes: int = 1
@@ -112,7 +163,13 @@ class Sandboxes(_Part, frozen=True, kw_only=True):
     teardown: PlainLaw = NONE
     start_fail_ratio: float = 0.0
     lifetime_s: float | None = None
+    preempted_after: PlainLaw | None = None
     detection_s: float = 0.0
+    leak_ratio: float = 0.0
+    new_classes: int = 0
+    snapshot: PlainLaw | None = None
+    resume: PlainLaw | None = None
+    table: tuple[ClassSettings, ...] = ()
 
     def __post_init__(self) -> None:
         check_count("classes", self.classes)
@@ -138,6 +195,7 @@ class Limits(_Part, frozen=True, kw_only=True):
 
     Creations pass them in this order: `client_concurrency` calls under way, `max_live` sandboxes
     (those in teardown count if `teardown_counts`), `max_starting`, and `rate_per_s` after `burst`.
+    One over the rate waits its turn, or is `refused` (429) and tries again after a back-off.
     """
 
     client_concurrency: int | None = None
@@ -146,6 +204,7 @@ class Limits(_Part, frozen=True, kw_only=True):
     rate_per_s: float | None = None
     burst: int = 1
     teardown_counts: bool = True
+    refused: Retries | None = None
 
     def __post_init__(self) -> None:
         for name in ("client_concurrency", "max_live", "max_starting", "burst"):
@@ -214,14 +273,32 @@ class Sync(_Part, frozen=True, kw_only=True):
 
 
 class Training(_Part, frozen=True, kw_only=True):
-    """Synchronous steps: all rollouts, then `train`, then the weight sync."""
+    """When the trainer works: after all rollouts of a step (`sync`), during those of the next one
+    (`one-step-off`), or whenever a batch of rollouts is done (`async`).
 
+    In `async`, `in_flight` rollouts are under way at all times, fewer where more would be trained
+    on `max_staleness` versions late. The first `warm_up_steps` are no part of means.
+    """
+
+    mode: Literal["sync", "one-step-off", "async"] = "sync"
     steps: int = 1
+    warm_up_steps: int = 0
+    in_flight: int | None = None
+    max_staleness: int | None = None
     train: PlainLaw = NONE
     sync: Sync = Sync(seconds=0.0)
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps, 1_000_000)
+        check_range("warm_up_steps", self.warm_up_steps, 0, self.steps - 1)
+        if (self.in_flight is None) == (self.mode == "async"):
+            raise ValueError(f"in_flight is {self.in_flight} in mode {self.mode}: it is for async")
+        if self.in_flight is not None:
+            check_count("in_flight", self.in_flight, MAX_ROLLOUTS)
+        if self.max_staleness is not None:
+            check_range("max_staleness", self.max_staleness, 0)
+            if self.mode != "async":
+                raise ValueError(f"max_staleness is for async, mode is {self.mode}")
 
 
 class Prices(_Part, frozen=True, kw_only=True):
@@ -262,12 +339,15 @@ class Scenario(_Part, frozen=True, kw_only=True):
     seed: int = 0
     horizon_s: float = 30 * 86400.0
     max_changes: int | None = None
+    grid_s: float | None = None
 
     def __post_init__(self) -> None:
         if not 0 <= self.seed <= MAX_SEED:
             raise ValueError(f"seed is {self.seed}, expected 0 to {MAX_SEED}")
         if not 0 < self.horizon_s <= 1e9:
             raise ValueError(f"horizon_s is {self.horizon_s}, expected more than 0, at most 1e9")
+        if self.grid_s is not None:
+            check_range("grid_s", self.grid_s, self.horizon_s * 1e-7)
         if self.max_changes is not None:
             check_count("max_changes", self.max_changes, 10**12)
         problem = next(iter(contradictions(self)), None)
@@ -307,6 +387,20 @@ def contradictions(scenario: Scenario) -> Iterable[str]:
     rollouts = scenario.rollouts
     if rollouts.fail_ratio == 1:
         yield "rollouts.fail_ratio is 1: no rollout is ever done"
+    training = scenario.training
+    if training.mode == "async":
+        if rollouts.enough is not None or rollouts.group_fail != "keep":
+            yield "rollouts.enough and group_fail are for steps, training.mode is async"
+        late, flight = training.max_staleness, training.in_flight or 0
+        if late is not None and flight > (late + 1) * rollouts.num_rollouts:
+            yield (
+                f"training.in_flight is {flight}, more than max_staleness {late} ever allows, "
+                f"{(late + 1) * rollouts.num_rollouts}"
+            )
+        if rollouts.arrival_gap is not None:
+            yield "rollouts.arrival_gap is for a single step, training.mode is async"
+    if rollouts.arrival_gap is not None and (rollouts.enough or rollouts.group_fail != "keep"):
+        yield "rollouts.arrival_gap is for steps that end when all rollouts are over"
     gap = rollouts.arrival_gap
     if gap is not None and scenario.training.steps > 1:
         yield "rollouts.arrival_gap is for a single step, training.steps is more than 1"
@@ -357,3 +451,27 @@ def _lifetime_contradictions(scenario: Scenario) -> Iterable[str]:
             f"sandboxes.lifetime_s is {boxes.lifetime_s}, less than a start and the work of one "
             f"rollout, {boxes.start_s + needed_s:.6g} s on average: raise it, or most rollouts fail"
         )
+
+
+class NotSimulatedError(ScenarioError):
+    """A scenario asks for what no engine does yet."""
+
+
+def refuse_unknown(scenario: Scenario) -> None:
+    """Raises NotSimulatedError for settings that are part of a scenario and of no engine yet."""
+    rollouts, boxes = scenario.rollouts, scenario.sandboxes
+    asked = {
+        "rollouts.is_partial": rollouts.is_partial,
+        "rollouts.grading": rollouts.grading is not None,
+        "rollouts.gpu_speed": bool(rollouts.gpu_speed),
+        "rollouts.group_fail = 'retry'": rollouts.group_fail == "retry",
+        "sandboxes.leak_ratio": boxes.leak_ratio != 0,
+        "sandboxes.new_classes": boxes.new_classes != 0,
+        "sandboxes.snapshot": boxes.snapshot is not None,
+        "sandboxes.resume": boxes.resume is not None,
+        "sandboxes.table": bool(boxes.table),
+        "policy = 'snapshot-resume'": isinstance(scenario.policy, SnapshotResume),
+    }
+    named = [name for name, is_asked in asked.items() if is_asked]
+    if named:
+        raise NotSimulatedError(f"not simulated yet: {', '.join(named)}; leave it out")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -45,20 +46,40 @@ def exponential_makespan_s(num_rollouts: int, num_sandboxes: int, mean_s: float)
     return (num_rollouts - num_sandboxes) / num_sandboxes * mean_s + harmonic * mean_s
 
 
-def expected_max_s(law: Law, n: int) -> float:
-    """The expected longest of n (G11, G12): the integral of 1 - F^n."""
+def expected_max_s(law: Law, n: int, least_s: float = 0.0) -> float:
+    """The expected longest of n and of least_s (G11, G12, G24): the integral of 1 - F^n."""
+    return least_s + _integral_s(law, least_s, lambda p: 1 - p**n)
+
+
+def expected_order_s(law: Law, n: int, k: int) -> float:
+    """The expected k-th shortest of n (G27): the integral of P(fewer than k of n are over)."""
+    ways = np.array([math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1)
+                     for i in range(k)])  # fmt: skip
+    counts = np.arange(k)
+
+    def is_under_way(p: float) -> float:
+        if not 0 < p < 1:
+            return 1.0 - p
+        logs = ways + counts * math.log(p) + (n - counts) * math.log1p(-p)
+        return float(min(np.exp(logs).sum(), 1.0))
+
+    return _integral_s(law, 0.0, is_under_way)
+
+
+def _integral_s(law: Law, low_s: float, of: Callable[[float], float]) -> float:
+    """The integral of a function of the distribution from low_s on."""
     top = law.max_s
     if not math.isfinite(top):
         top = law.quantile(1 - 1e-13)
-    edges = np.concatenate([[0.0], np.geomspace(top * 1e-6, top, 2_000)])
+    if top <= low_s:
+        return 0.0
+    edges = low_s + np.concatenate([[0.0], np.geomspace(top * 1e-6, top - low_s, 2_000)])
     nodes, weights = np.polynomial.legendre.leggauss(6)
     total = 0.0
     for low, high in itertools.pairwise(edges):
         half = (high - low) / 2
         places = low + half * (nodes + 1)
-        total += half * sum(
-            w * (1 - law.cdf(float(x)) ** n) for w, x in zip(weights, places, strict=True)
-        )
+        total += half * sum(w * of(law.cdf(float(x))) for w, x in zip(weights, places, strict=True))
     return float(total)
 
 
@@ -123,20 +144,26 @@ def smallest_pool(load: float, wait_ratio: float) -> int:
 
 
 class MachineRepair(NamedTuple):
-    """Episodes that think, and share sandboxes for their actions (G21)."""
+    """Episodes that think, and share sandboxes for their actions (G21) and GPU slots (G22)."""
 
     actions_per_s: float
     wait_s: float
     wait_ratio: float
+    gpu_wait_s: float
 
 
 def machine_repair(
-    num_episodes: int, think_s: float, work_s: float, num_sandboxes: int
+    num_episodes: int,
+    think_s: float,
+    work_s: float,
+    num_sandboxes: int,
+    num_slots: int | None = None,
 ) -> MachineRepair:
     """The closed queue of exponential thinking and actions, from its birth-death equations."""
+    num_slots = num_episodes if num_slots is None else num_slots
     logs = [0.0]
     for n in range(1, num_episodes + 1):
-        birth = (num_episodes - n + 1) / think_s
+        birth = min(num_episodes - n + 1, num_slots) / think_s
         logs.append(logs[-1] + math.log(birth * work_s / min(n, num_sandboxes)))
     top = max(logs)
     weights = np.exp(np.array(logs) - top)
@@ -144,9 +171,10 @@ def machine_repair(
     acting = np.arange(num_episodes + 1)
     per_s = float((share * np.minimum(acting, num_sandboxes)).sum() / work_s)
     queued = float((share * np.maximum(acting - num_sandboxes, 0)).sum())
-    arriving = share * (num_episodes - acting)
+    arriving = share * np.minimum(num_episodes - acting, num_slots)
+    for_slots = float((share * np.maximum(num_episodes - acting - num_slots, 0)).sum())
     waits = float(arriving[num_sandboxes:].sum() / arriving.sum())
-    return MachineRepair(per_s, queued / per_s, waits)
+    return MachineRepair(per_s, queued / per_s, waits, for_slots / per_s)
 
 
 def group_survival(fail_ratio: float, group_size: int) -> float:

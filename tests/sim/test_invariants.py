@@ -8,7 +8,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gymfast.sandbox.policies import AnyPolicy, Elastic, FixedPool, KeepWarm, Lead, OnePerRollout
+from gymfast.sandbox.policies import (
+    AnyPolicy,
+    ClaimBackfill,
+    Elastic,
+    FixedPool,
+    Hedged,
+    KeepWarm,
+    Lead,
+    OnePerRollout,
+    Reactive,
+    TickRefill,
+)
 from gymfast_sim.engine_simpy import simulate
 from gymfast_sim.gates import RateLimit
 from gymfast_sim.laws import NONE, Constant, Exponential, Lognormal, PlainLaw
@@ -18,15 +29,17 @@ from gymfast_sim.scenario import Limits, Retries, Rollouts, Sandboxes, Scenario,
 # From each state to those that may follow.
 FOLLOWS = {
     State.PENDING: {State.STARTING, State.IDLE, State.GONE},
-    State.STARTING: {State.IDLE, State.WORKING, State.GONE},
+    State.STARTING: {State.IDLE, State.WORKING, State.STOPPING, State.GONE},
     State.IDLE: {State.WORKING, State.STOPPING, State.GONE},
     State.WORKING: {*State} - {State.PENDING, State.STARTING},
-    State.HELD: {State.WORKING, State.LOST, State.GONE},
+    State.HELD: {State.WORKING, State.LOST, State.STOPPING, State.GONE},
     State.RESETTING: {State.IDLE, State.GONE},
     State.LOST: {State.GONE},
     State.STOPPING: {State.GONE},
     State.GONE: set(),
 }
+
+REFUSED = Retries(initial_delay_s=0.5, jitter_ratio=0.5)
 
 
 def _laws(mean_s: float) -> st.SearchStrategy[PlainLaw]:
@@ -55,6 +68,10 @@ def scenarios(draw: st.DrawFn) -> Scenario:
                 Elastic(max_size=size, max_uses=max_uses),
                 KeepWarm(warm=draw(st.integers(classes, size)), max_size=size, max_uses=max_uses),
                 Lead(max_size=size, lead_s=draw(st.sampled_from([0.0, 2.0, 50.0]))),
+                Hedged(max_size=size, extra_ratio=0.5),
+                ClaimBackfill(size=size, max_size=size + 3, top_up_s=20.0),
+                TickRefill(size=size),
+                Reactive(max_size=size + 3),
             ]
         )
     )
@@ -69,6 +86,11 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         think=draw(_laws(1.0)),
         timeout_s=draw(st.sampled_from([None, 3.0])),
         fail_ratio=draw(st.sampled_from([0.0, 0.1, 0.5])),
+        lost_ratio=draw(st.sampled_from([0.0, 0.1])),
+        watchdog_s=5.0,
+        gpu_slots=draw(st.sampled_from([None, 2])),
+        enough=draw(st.sampled_from([None, 1, prompts])),
+        group_fail=draw(st.sampled_from(["keep", "drop"])),
         retries=Retries(
             max_retries=draw(st.integers(0, 4)),
             initial_delay_s=draw(st.sampled_from([0.0, 0.5])),
@@ -90,17 +112,23 @@ def scenarios(draw: st.DrawFn) -> Scenario:
             teardown=draw(_laws(0.5)),
             start_fail_ratio=draw(st.sampled_from([0.0, 0.3])),
             lifetime_s=60.0 if has_life else None,
+            preempted_after=draw(st.sampled_from([None, Exponential(mean_s=100.0)])),
             detection_s=draw(st.sampled_from([0.0, 0.7])),
         ),
         limits=Limits(
             rate_per_s=rate,
             burst=1 if rate is None else draw(st.integers(1, 5)),
             max_starting=draw(st.sampled_from([None, 1, 3])),
-            max_live=draw(st.sampled_from([None, size, size + 3])),
+            max_live=draw(st.sampled_from([None, size + 3])),
+            refused=draw(st.sampled_from([None, REFUSED])) if rate is not None else None,
             client_concurrency=draw(st.sampled_from([None, 1, 4])),
             teardown_counts=draw(st.booleans()),
         ),
-        training=Training(steps=draw(st.integers(1, 3)), train=draw(_laws(5.0))),
+        training=Training(
+            mode=draw(st.sampled_from(["sync", "one-step-off"])),
+            steps=draw(st.integers(1, 3)),
+            train=draw(_laws(5.0)),
+        ),
         seed=draw(st.integers(0, 1000)),
     )
 
@@ -147,12 +175,14 @@ def _check_counts(scenario: Scenario, record: RunRecord, last: Counter[State]) -
     boxes, pending = scenario.sandboxes, last[State.PENDING]
     assert record.num_asked + boxes.prewarmed == record.num_cancelled + record.num_started + pending
     ended = record.num_start_failed + record.num_died + record.num_expired + record.num_terminated
+    ended += record.num_hung + record.num_lost_completions + record.num_preempted
     under_way = sum(last[s] for s in State if s not in {State.PENDING, State.GONE})
     # Sandboxes that are being torn down, or are dead unnoticed, have ended and are not gone.
     assert record.num_started == ended + under_way - last[State.STOPPING] - last[State.LOST]
     assert record.num_left == under_way + pending
     for step in record.steps:
-        assert step.num_done + step.num_dropped == scenario.rollouts.num_rollouts
+        over = step.num_done + step.num_dropped + step.num_aborted
+        assert over == scenario.rollouts.num_rollouts
         assert sum(step.causes_ns.values()) == step.end_ns - step.start_ns
         assert all(ns >= 0 for ns in step.causes_ns.values())
     ends = [step.end_ns for step in record.steps]
@@ -160,7 +190,7 @@ def _check_counts(scenario: Scenario, record: RunRecord, last: Counter[State]) -
 
 
 def _check_rollouts(scenario: Scenario, record: RunRecord) -> None:
-    finished = [row.number for row in record.trace if row.kind == 1 and row.state < 2]
+    finished = [row.number for row in record.trace if row.kind == 1 and row.state in {0, 1, 5}]
     total = scenario.rollouts.num_rollouts * scenario.training.steps
     assert sorted(finished) == list(range(total))
     times = [row.time_ns for row in record.trace]
