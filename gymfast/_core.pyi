@@ -178,6 +178,14 @@ def sim_normal_quantile(x: float) -> float:
 def sim_normal_quantile_each(x: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
     """The same for each number of an array, into out."""
 
+def sim_law_each(program: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], values: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], branches: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu', writable=False)], num_starting: Annotated[NDArray[numpy.int64], dict(shape=(None,), order='C', device='cpu', writable=False)], out: Annotated[NDArray[numpy.float64], dict(shape=(None,), order='C', device='cpu')]) -> None:
+    """
+    Seconds of a law at places in (0, 1), into out (docs/simulator.md section 5).
+    """
+
+def sim_to_ns(seconds: float) -> int:
+    """Seconds as whole nanoseconds, half to even, at most 10^18."""
+
 def cpu_targets() -> list[str]:
     """Instruction sets that run here, slowest first."""
 

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "sim/elementary.h"
+#include "sim/laws.h"
 #include "sim/philox.h"
 
 namespace nb = nanobind;
@@ -17,7 +18,9 @@ using namespace nb::literals;
 
 namespace {
 
+using gymfast::sim::Law;
 using gymfast::sim::PhiloxKey;
+using I64In = nb::ndarray<const std::int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using F64In = nb::ndarray<const double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using F64InOut = nb::ndarray<double, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 
@@ -32,6 +35,33 @@ void each(double (*function)(double), const F64In& from, const F64InOut& to) {
   const std::size_t size = from.size();
   nb::gil_scoped_release release;
   for (std::size_t i = 0; i < size; ++i) y[i] = function(x[i]);
+}
+
+// Seconds of a law at places; see gymfast_sim/laws/program.py for the numbers of a program.
+void law_each(const F64In& program, const F64In& values, const F64In& branches,
+              const I64In& num_starting, const F64InOut& out) {
+  const std::size_t size = values.size();
+  if (branches.size() != size || num_starting.size() != size || out.size() != size) {
+    throw nb::value_error(("values has " + std::to_string(size) + " numbers, branches " +
+                           std::to_string(branches.size()) + ", num_starting " +
+                           std::to_string(num_starting.size()) + " and out " +
+                           std::to_string(out.size()) + ", expected as many")
+                              .c_str());
+  }
+  Law law;
+  if (!gymfast::sim::read_law({program.data(), program.size()}, law)) {
+    throw nb::value_error("this is no program of a law: make it with laws.program");
+  }
+  const double *value = values.data(), *branch = branches.data();
+  for (std::size_t i = 0; i < size; ++i) {
+    if (!(value[i] > 0 && value[i] < 1)) {
+      throw nb::value_error("a place in a law lies between 0 and 1");
+    }
+  }
+  const std::int64_t* count = num_starting.data();
+  double* seconds = out.data();
+  nb::gil_scoped_release release;
+  for (std::size_t i = 0; i < size; ++i) seconds[i] = law.at(value[i], branch[i], count[i]);
 }
 
 void bind_function(nb::module_& m, const char* name, const char* each_name,
@@ -74,4 +104,9 @@ void bind_sim(nb::module_& m) {
   bind_function(m, "sim_normal_quantile", "sim_normal_quantile_each",
                 &gymfast::sim::normal_quantile_of,
                 "Quantile of the standard normal law, the same bits everywhere.");
+  m.def("sim_law_each", &law_each, "program"_a.noconvert(), "values"_a.noconvert(),
+        "branches"_a.noconvert(), "num_starting"_a.noconvert(), "out"_a.noconvert(),
+        "Seconds of a law at places in (0, 1), into out (docs/simulator.md section 5).");
+  m.def("sim_to_ns", &gymfast::sim::to_ns, "seconds"_a,
+        "Seconds as whole nanoseconds, half to even, at most 10^18.");
 }

@@ -29,6 +29,7 @@ COMMANDS = {
     "relay": "Serve a store to the readers of a site, fetched once.",
     "serve-pull": "Serve the pull endpoint of an engine over HTTP.",
     "plan": "Plan a weight transfer and predict its time.",
+    "sim": "Fit laws of sandboxes to logs, and replay recorded runs.",
     "table": "What a weight sync costs, as published and corrected.",
     "sync": "Publish versions of a run, follow them, check and clean a store.",
 }

@@ -39,15 +39,16 @@ def simulate(
     *,
     replication: int = 0,
     policy: Policy | None = None,
+    draw: Draws | None = None,
     keep_trace: bool = False,
 ) -> RunRecord:
-    """One run; `policy` replaces that of the scenario.
+    """One run; `policy` replaces that of the scenario, `draw` its random numbers.
 
     The same scenario and replication give the same record everywhere. Raises SimulationError for a
     run that cannot end, with the reason, and for settings that are not simulated yet.
     """
     refuse_unknown(scenario)
-    clock, draw = _SimpyClock(), Draws(scenario.seed, replication)
+    clock, draw = _SimpyClock(), draw or Draws(scenario.seed, replication)
     log = Log(scenario.most_changes, keeps_trace=keep_trace)
     policy = policy or scenario.policy
     pool = Pool(clock, scenario, policy, draw, log)

@@ -58,7 +58,7 @@ def test_every_example_parses(path: tuple[str, ...], tmp_path, monkeypatch) -> N
     for name in ("old", "new", "replica", "checkpoint", "result", "run/weight_v000007"):
         (tmp_path / name).mkdir(parents=True)
     weights = ("old.safetensors", "new.safetensors", "model.safetensors")
-    for name in (*weights, "step.gfd", "relay.key"):
+    for name in (*weights, "step.gfd", "relay.key", "starts.csv", "pool.jsonl", "run.toml"):
         (tmp_path / name).touch()
     epilog = ALL_COMMANDS[path].epilog or ""
     calls = re.findall(r"^  (?:[A-Z_]+=\S+ )?gymfast (.*)$", epilog, re.MULTILINE)

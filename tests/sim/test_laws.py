@@ -7,6 +7,7 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from sim_laws import IDS, LAWS, MIXTURE
 
 from gymfast_sim import elementary
 from gymfast_sim.draws import Draws
@@ -16,14 +17,11 @@ from gymfast_sim.laws import (
     Component,
     Constant,
     Crowded,
-    Empirical,
-    Erlang,
     Exponential,
     Law,
     Lognormal,
     Mixture,
     Pareto,
-    QuantileGrid,
     Uniform,
     Weibull,
     duration_ns,
@@ -31,32 +29,6 @@ from gymfast_sim.laws import (
 )
 from gymfast_sim.reading import ScenarioError, from_dict, from_toml, to_dict, to_toml
 
-MIXTURE = Mixture(
-    components=(
-        Component(weight=0.75, of=Lognormal(median_s=2.0, sigma=0.2)),
-        Component(weight=0.25, of=Weibull(scale_s=6.0, shape=0.7, cap_s=60.0)),
-    )
-)
-LAWS: list[Law] = [
-    Constant(value_s=3.0),
-    Uniform(low_s=1.0, high_s=4.0),
-    Exponential(mean_s=2.0),
-    Exponential(mean_s=2.0, cap_s=3.0),
-    Erlang(mean_s=2.0, shape=1),
-    Erlang(mean_s=2.0, shape=7),
-    Lognormal(median_s=2.0, sigma=1.0),
-    Lognormal(median_s=2.0, sigma=0.5, shift_s=1.5),
-    Lognormal(median_s=2.0, sigma=1.0, cap_s=10.0),
-    Weibull(scale_s=2.0, shape=0.7),
-    Weibull(scale_s=2.0, shape=3.0),
-    Pareto(minimum_s=1.0, alpha=2.5),
-    Pareto(minimum_s=1.0, alpha=0.9, cap_s=100.0),
-    Empirical(values_s=(1.0, 2.0, 2.0, 7.0)),
-    QuantileGrid(probabilities=(0.1, 0.5, 0.9), values_s=(1.0, 2.0, 4.0)),
-    MIXTURE,
-    Crowded(base=MIXTURE, counts=(1, 10, 100), factors=(1.5, 2.0, 4.0)),
-]
-IDS = [f"{i}-{type(law).__name__}" for i, law in enumerate(LAWS)]
 SAMPLES = 20_000
 
 
@@ -146,6 +118,13 @@ BAD = [
     ({"law": "exponential", "mean_s": 0}, "mean_s is 0.0, expected a number above 0"),
     ({"law": "exponential", "mean_s": math.inf}, "mean_s is inf"),
     ({"law": "erlang", "mean_s": 1, "shape": 0}, "shape is 0, expected 1 to 64"),
+    ({"law": "gamma", "mean_s": 1, "shape": 0.01}, "shape is 0.01, expected 0.05 to 1000"),
+    ({"law": "gamma", "mean_s": 1, "shape": math.nan}, "shape is nan"),
+    ({"law": "gamma", "mean_s": -1, "shape": 2}, "mean_s is -1.0"),
+    ({"law": "burr", "scale_s": 1, "shape": 2, "tail": 0.5}, "has no mean.*give cap_s"),
+    ({"law": "burr", "scale_s": 1, "shape": 2, "tail": -1}, "tail is -1.0"),
+    ({"law": "bounded-pareto", "minimum_s": 2, "maximum_s": 1, "alpha": 1}, "maximum_s is 1.0"),
+    ({"law": "bounded-pareto", "minimum_s": 1, "maximum_s": 2, "alpha": 1e-9}, "take uniform"),
     ({"law": "lognormal", "median_s": 1, "sigma": -1}, "sigma is -1.0"),
     ({"law": "weibull", "scale_s": 1, "shape": 0}, "shape is 0.0"),
     ({"law": "weibull", "scale_s": 1, "shape": 1e-4}, "has no mean"),

@@ -9,9 +9,10 @@ from __future__ import annotations
 from gymfast_sim.laws.base import Law
 from gymfast_sim.laws.composite import Component, Crowded, Mixture, SimpleLaw
 from gymfast_sim.laws.measured import Empirical, QuantileGrid
+from gymfast_sim.laws.program import program
+from gymfast_sim.laws.shaped import BoundedPareto, Burr, Erlang, Gamma
 from gymfast_sim.laws.simple import (
     Constant,
-    Erlang,
     Exponential,
     Lognormal,
     Pareto,
@@ -23,12 +24,15 @@ __all__ = [
     "MAX_NS",
     "NONE",
     "AnyLaw",
+    "BoundedPareto",
+    "Burr",
     "Component",
     "Constant",
     "Crowded",
     "Empirical",
     "Erlang",
     "Exponential",
+    "Gamma",
     "Law",
     "Lognormal",
     "Mixture",
@@ -39,6 +43,7 @@ __all__ = [
     "Uniform",
     "Weibull",
     "duration_ns",
+    "program",
     "to_ns",
 ]
 

@@ -9,9 +9,9 @@ import msgspec
 from gymfast_sim.checks import check_positive
 from gymfast_sim.laws.base import Law, ascends, interpolate
 from gymfast_sim.laws.measured import Empirical, QuantileGrid
+from gymfast_sim.laws.shaped import BoundedPareto, Burr, Erlang, Gamma
 from gymfast_sim.laws.simple import (
     Constant,
-    Erlang,
     Exponential,
     Lognormal,
     Pareto,
@@ -30,6 +30,9 @@ SimpleLaw = (
     | Lognormal
     | Weibull
     | Pareto
+    | Gamma
+    | Burr
+    | BoundedPareto
     | Empirical
     | QuantileGrid
 )

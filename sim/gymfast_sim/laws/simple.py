@@ -10,8 +10,6 @@ from gymfast._core import sim_normal_quantile as normal_quantile
 from gymfast_sim.checks import check_not_negative, check_positive
 from gymfast_sim.laws.base import Law
 
-_MAX_SHAPE = 64
-
 
 class Constant(Law, frozen=True, kw_only=True, tag="constant"):
     """Always the same."""
@@ -76,44 +74,6 @@ class Exponential(Law, frozen=True, kw_only=True, tag="exponential"):
 
     def _cdf(self, x_s: float) -> float:
         return -math.expm1(-x_s / self.mean_s) if x_s > 0 else 0.0
-
-    def _mean(self) -> float:
-        return self.mean_s
-
-
-class Erlang(Law, frozen=True, kw_only=True, tag="erlang"):
-    """The sum of `shape` exponential parts: a gamma law whose shape is whole."""
-
-    mean_s: float
-    shape: int
-
-    def _check(self) -> None:
-        check_positive("mean_s", self.mean_s)
-        if not 1 <= self.shape <= _MAX_SHAPE:
-            raise ValueError(f"shape is {self.shape}, expected 1 to {_MAX_SHAPE}")
-
-    def _at(self, value: float, branch: float) -> float:  # noqa: ARG002
-        above = 1.0 - value
-        low, high = 0.0, 1.0
-        while self._survival(high) > above:
-            high = high + high
-        for _ in range(60):
-            middle = 0.5 * (low + high)
-            if self._survival(middle) > above:
-                low = middle
-            else:
-                high = middle
-        return self.mean_s / self.shape * high
-
-    def _survival(self, parts: float) -> float:
-        term = total = 1.0
-        for i in range(1, self.shape):
-            term = term * parts / i
-            total = total + term
-        return exp(-parts) * total
-
-    def _cdf(self, x_s: float) -> float:
-        return 1 - self._survival(x_s * self.shape / self.mean_s) if x_s > 0 else 0.0
 
     def _mean(self) -> float:
         return self.mean_s
