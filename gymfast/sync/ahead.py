@@ -44,7 +44,7 @@ class Notes:
         self._lock = threading.Lock()
         self._refs: list[ObjectRef] = []
         self._number = 0
-        self._is_busy = False
+        self._is_busy = self._is_over = False
 
     def add(self, ref: ObjectRef) -> None:
         """An object is being put. Returns at once; a note under way is followed by one of the rest.
@@ -55,13 +55,15 @@ class Notes:
             return
         with self._lock:
             self._refs.append(ref)
-            if self._is_busy:
+            if self._is_busy or self._is_over:
                 return
             self._is_busy = True
         self._requests.start(self._put_all)
 
     def close(self) -> None:
         """Puts no more notes, and waits for none."""
+        with self._lock:
+            self._is_over = True
         self._requests.close()
 
     def _put_all(self) -> None:
@@ -78,7 +80,7 @@ class Notes:
         with self._lock:
             refs = tuple(self._refs[:MAX_AHEAD_OBJECTS])
             del self._refs[:MAX_AHEAD_OBJECTS]
-            if self._number >= MAX_NOTES:
+            if self._is_over or self._number >= MAX_NOTES:
                 refs = ()
             self._is_busy = bool(refs)
             return refs
@@ -119,9 +121,10 @@ class NoteReader:
             return
         with self._lock:
             is_new = (seq, number) == (self._seq, self._number)
-            self._number += is_new
+            if is_new:  # within the lock: after `expect` nothing begins that was expected before
+                self._number += 1
+                self._begin(note.epoch, note.objects)
         if is_new:
-            self._begin(note.epoch, note.objects)
             self.look()
 
     def _read(self, number: int) -> AheadRecord | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator
 
+from gymfast.errors import NotFoundError
 from gymfast.stores import ObjectStore
 from gymfast.stores.base import (
     Blob,
@@ -55,6 +56,12 @@ class Bandwidth:
             if pause_s > 0:
                 self._clock.sleep(pause_s)
             num_bytes -= part
+
+    def give_back(self, num_bytes: int) -> None:
+        """So many bytes were granted and did not go."""
+        with self._lock:
+            self._free_at_s -= num_bytes / self.max_bytes_per_s
+            self.num_bytes -= num_bytes
 
     def _reserve(self, num_bytes: int) -> float:
         """Seconds until the bytes may go. Time that nobody used counts for a quarter second."""
@@ -107,7 +114,11 @@ class LimitedStore:
     def get_known(self, key: str, num_bytes: int) -> bytes:
         """A whole object of that length, which is granted before the request."""
         self._bandwidth.take(num_bytes)
-        return get_known(self._inner, key, num_bytes)
+        try:
+            return get_known(self._inner, key, num_bytes)
+        except NotFoundError:
+            self._bandwidth.give_back(num_bytes)
+            raise
 
     def get_range(self, key: str, start: int, length: int) -> bytes:
         check_range(start, length)

@@ -7,6 +7,7 @@ noticed: far worse than asking a little later.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import deque
@@ -24,9 +25,11 @@ class Window:
     """The bytes that may be under way: 1.5 times the rate of delivery times the round trip.
 
     The way is full with one such product; the half more finds out whether it takes more, and fills
-    a queue with half of one. Two requests come on top, so that large ones are not alone. The rate
-    is the highest of the last ten round trips: a connection that begins slowly says little of the
-    way. This is the rule of BBR (doi:10.1145/3009824) for requests instead of packets. Pure.
+    a queue with half of one. Two requests come on top, so that large ones are not alone. Both
+    are those of what is read here, the rate the highest of the last ten round trips: a connection
+    that begins slowly says little of the way, nor do small answers of a store that takes its time
+    for large ones. This is the rule of BBR (doi:10.1145/3009824) for requests instead of packets.
+    Pure.
     """
 
     def __init__(self, first_bytes: int = FIRST_BYTES) -> None:
@@ -44,19 +47,21 @@ class Window:
     def begin(self, num_bytes: int, now_s: float) -> _Begun:
         """A request begins; what `end` needs of it. After a pause the rate is found anew."""
         if now_s - self._active_s > _MEMORY * self._round_trip_s and self.under_way == 0:
-            self.limit = self._first_bytes
+            self.limit, self._round_trip_s = self._first_bytes, float("inf")
             self._rates.clear()
         self.under_way += num_bytes
         return now_s, self._delivered
 
-    def end(self, num_bytes: int, begun: _Begun, now_s: float) -> None:
-        """It was answered, or failed."""
+    def end(self, num_bytes: int, begun: _Begun, now_s: float, *, is_answered: bool = True) -> None:
+        """It has ended; without an answer it says nothing of the way."""
         start_s, before = begun
         self._active_s = now_s
         self.under_way -= num_bytes
+        if not is_answered:
+            return
         self._delivered += num_bytes
         took_s = max(now_s - start_s, 1e-6)
-        self.note_round_trip(took_s)
+        self._round_trip_s = min(self._round_trip_s, took_s)
         rate = (self._delivered - before) / took_s
         while self._rates and self._rates[-1][1] <= rate:
             self._rates.pop()
@@ -66,24 +71,23 @@ class Window:
         product = self._rates[0][1] * self._round_trip_s
         self.limit = max(self._first_bytes, int(_GAIN * product) + 2 * num_bytes)
 
-    def note_round_trip(self, took_s: float) -> None:
-        """A request took so long; the shortest one says most of the way, small ones most of all."""
-        self._round_trip_s = min(self._round_trip_s, took_s)
-
 
 class Flow:
-    """A window that threads share: their turns come in the order in which they ask."""
+    """A window that threads share: their turns come in the order in which they ask.
+
+    A forked process begins with one of its own.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._window = Window()
         self._clock = clock
-        self._changed = threading.Condition()
-        self._waiting: deque[object] = deque()
+        self._begin_anew()
 
     @contextmanager
     def turn(self, num_bytes: int) -> Iterator[None]:
         """Within, a request for so many bytes is under way; waits until it may be."""
-        own = object()
+        if self._pid != os.getpid():
+            self._begin_anew()
+        own, is_answered = object(), False
         with self._changed:
             self._waiting.append(own)
             self._changed.wait_for(
@@ -94,17 +98,15 @@ class Flow:
             self._changed.notify_all()
         try:
             yield
+            is_answered = True
         finally:
             with self._changed:
-                self._window.end(num_bytes, begun, self._clock())
+                self._window.end(num_bytes, begun, self._clock(), is_answered=is_answered)
                 self._changed.notify_all()
 
-    @contextmanager
-    def small(self) -> Iterator[None]:
-        """Within, a request is under way whose answer is small: it tells the round trip."""
-        start_s = self._clock()
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._window.note_round_trip(self._clock() - start_s)
+    def _begin_anew(self) -> None:
+        """Nothing is under way, as in a forked process, whose parent's threads are not there."""
+        self._pid = os.getpid()
+        self._window = Window()
+        self._changed = threading.Condition()
+        self._waiting: deque[object] = deque()

@@ -337,19 +337,19 @@ class FrameReads:
         record: FrameRecord,
         requests: Requests | None,
         reading: Reading | None = None,
-        begun: Callable[[str], Future[bytes] | None] = lambda _: None,
+        early: Callable[[str], Future[bytes] | None] = lambda _: None,
     ) -> None:
         """Nothing is asked for yet; without `requests` each piece is when it is wanted.
 
-        `begun` gives the read of a whole object that was begun before, by its key.
+        `early` gives the read of a whole object that was begun before, by its key; it may fail.
         """
         self.reading = how = reading or reading_for(store)
         self.num_bytes = record.frame.num_bytes
         self._tasks = deque(_tasks(store, keys, record, how.piece_bytes))
         self._requests = requests
-        self._begun = begun
+        self._early = early
         self._is_cancelled = False
-        self._waiting: deque[tuple[_Task, Future[bytes]]] = deque()
+        self._waiting: deque[tuple[_Task, Future[bytes], bool]] = deque()
         self._limit_bytes = max(1, how.num_ahead) * how.piece_bytes
 
     def start(self) -> None:
@@ -357,14 +357,15 @@ class FrameReads:
         threads = self._threads
         if threads is None:
             return
-        held = sum(task.length for task, _ in self._waiting)
+        held = sum(task.length for task, _, _ in self._waiting)
         while self._tasks:
             if self._waiting and held + self._tasks[0].length > self._limit_bytes:
                 return
             task = self._tasks.popleft()
             held += task.length
-            future = self._begun(task.key) if task.is_whole else None
-            self._waiting.append((task, future or threads.submit(self._read, task)))
+            early = self._early(task.key) if task.is_whole else None
+            future = threads.submit(self._read, task) if early is None else early
+            self._waiting.append((task, future, early is not None))
 
     def pieces(self) -> Iterator[bytes]:
         """As `read_frame`."""
@@ -386,16 +387,28 @@ class FrameReads:
         """Starts no more reads, and waits for none."""
         self._is_cancelled = True
         self._tasks.clear()
-        for _, future in self._waiting:
+        for _, future, _ in self._waiting:
             future.cancel()
 
     @property
     def _threads(self) -> ThreadPoolExecutor | None:
         return None if self._requests is None else self._requests.threads
 
+    def _result(self, task: _Task, future: Future[bytes], *, is_early: bool) -> bytes:
+        """A piece; what was asked for before its record was there may have failed: once more."""
+        if is_early:
+            with suppress(StoreError):
+                piece = future.result()
+                if len(piece) == task.length:
+                    return piece
+            return self._read(task)
+        return future.result()
+
     def _read(self, task: _Task) -> bytes:
         """A piece, in its turn; nothing once nobody wants it any more."""
         assert self._requests is not None
+        if task.length == 0:
+            return task.read()
         with self._requests.flow.turn(task.length):
             return b"" if self._is_cancelled else task.read()
 
@@ -406,8 +419,8 @@ class FrameReads:
                 yield task, task.read()
                 continue
             self.start()
-            task, future = self._waiting.popleft()
-            piece = future.result()
+            task, future, is_early = self._waiting.popleft()
+            piece = self._result(task, future, is_early=is_early)
             del future
             self.start()
             yield task, piece

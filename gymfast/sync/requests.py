@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Generic, TypeVar
@@ -44,36 +45,33 @@ class Requests:
         *,
         per_ahead: int = REQUESTS_PER_AHEAD,
         in_order: bool = False,
-        flow: Flow | None = None,
     ) -> None:
         """Nothing is started yet; `in_order` has one request under way at a time.
 
-        `flow` says when a large one may begin; small ones tell it the round trip.
+        `flow` says when a large one may begin.
         """
         self.is_far = store.num_ahead > 0
         num_threads = min(per_ahead * store.num_ahead, MAX_REQUESTS)
         self._num_threads = 1 if in_order else num_threads
-        self.flow = flow or Flow()
+        self.flow = Flow()
         self._threads: ThreadPoolExecutor | None = None
+        self._lock = threading.Lock()
         self._pid = os.getpid()
 
     @property
     def threads(self) -> ThreadPoolExecutor | None:
         """The threads; None for a store that is near. A forked process has none of those before."""
         if self._pid != os.getpid():
-            self._threads, self._pid = None, os.getpid()
-        if self._threads is None and self.is_far:
-            self._threads = ThreadPoolExecutor(self._num_threads, "gymfast-ask")
-        return self._threads
+            self._threads, self._lock, self._pid = None, threading.Lock(), os.getpid()
+        with self._lock:
+            if self._threads is None and self.is_far:
+                self._threads = ThreadPoolExecutor(self._num_threads, "gymfast-ask")
+            return self._threads
 
     def start(self, work: Callable[[], _T]) -> Pending[_T]:
-        """The answer to come, a small one; what nobody waits for may be started or not."""
+        """The answer to come; what nobody waits for may be started or not."""
         threads = self.threads
-        return Pending(work, None if threads is None else threads.submit(self._timed, work))
-
-    def _timed(self, work: Callable[[], _T]) -> _T:
-        with self.flow.small():
-            return work()
+        return Pending(work, None if threads is None else threads.submit(work))
 
     def close(self, *, is_finished: bool = False) -> None:
         """Gives the threads back; `is_finished` waits for all that was started."""

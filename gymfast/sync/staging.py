@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -16,12 +15,11 @@ from typing import BinaryIO
 
 from gymfast.delta import FrameInfo, inspect, verify
 from gymfast.delta.files import os_errors
-from gymfast.errors import BudgetError, FormatError, NotFoundError
+from gymfast.errors import BudgetError, FormatError
 from gymfast.stores.base import Store
-from gymfast.sync.bandwidth import get_known
 from gymfast.sync.budget import Reading, available_bytes, require_staging
 from gymfast.sync.chain import EMPTY_ROOT, Plan, Step
-from gymfast.sync.flow import Flow
+from gymfast.sync.early import MAX_EARLY_BYTES, EarlyReads
 from gymfast.sync.keys import RunKeys
 from gymfast.sync.manifest import FoldRecord, FrameRecord, ObjectRef
 from gymfast.sync.objects import FrameReads, reading_for
@@ -29,8 +27,6 @@ from gymfast.sync.requests import READS_PER_AHEAD, Requests
 
 Advance = Callable[[int, int], None]
 MAX_EXPECTED = 4
-_MAX_BEGUN_BYTES = 256 << 20
-_EARLY_LOOKS = 4
 
 
 class _Bytes:
@@ -110,16 +106,16 @@ class Stager:
         keys: RunKeys,
         folder: Path | None,
         max_bytes: int | None,
-        flow: Flow | None = None,
     ) -> None:
         self._store = store
         self._keys = keys
         self._folder = folder
         self._max_bytes = max_bytes
         self._reading = reading_for(store)
-        self._requests = Requests(store, per_ahead=READS_PER_AHEAD, flow=flow)
+        self._requests = Requests(store, per_ahead=READS_PER_AHEAD)
         self._ahead: dict[str, FrameReads] = {}
-        self._begun = _Begun(store, keys, self._requests)
+        self._early = EarlyReads(store, keys, self._requests)
+        self._pid = os.getpid()
         self.verify_s = 0.0
 
     def require_room(self, plan: Plan) -> None:
@@ -130,8 +126,8 @@ class Stager:
         """
         if self._folder is None:
             room = require_staging(plan.num_bytes, self._max_bytes, "memory")
-            if room is not None and room < self._begun.num_bytes:
-                self._begun.clear()
+            self._early.keep([key for step in plan.steps for key in self._keys_of(step.record)])
+            room = self._room_beside_early(room)
             self._reading = self._reading_in(room, max(2, len(plan.steps)))
             self._drop_greedy()
             return
@@ -147,8 +143,8 @@ class Stager:
     def begin(self, epoch: int, refs: Iterable[ObjectRef]) -> None:
         """Begins to read objects that the next record may name; from any thread."""
         limit = available_bytes() if self._max_bytes is None else self._max_bytes
-        room = _MAX_BEGUN_BYTES if limit is None else min(_MAX_BEGUN_BYTES, limit // 4)
-        self._begun.begin(epoch, refs, room, self._reading.piece_bytes)
+        room = MAX_EARLY_BYTES if limit is None else min(MAX_EARLY_BYTES, limit // 4)
+        self._early.begin(epoch, refs, room, self._reading.piece_bytes)
 
     def expect(self, record: FrameRecord, *, is_planned: bool = False) -> None:
         """Begins to read a frame that is likely to be fetched next, where the store is far away.
@@ -156,6 +152,8 @@ class Stager:
         Of those that are not fetched yet, four are begun; more are not. `is_planned`: it is of the
         plan that `require_room` looked at, and shares what that one leaves.
         """
+        if not is_planned:
+            self._early.keep(self._keys_of(record))
         name = name_of(record)
         is_new = name not in self._ahead and len(self._ahead) < MAX_EXPECTED
         if self._requests.is_far and is_new:
@@ -166,12 +164,13 @@ class Stager:
     def drop_expected(self, but: Collection[str] = ()) -> None:
         """Forgets what was begun and not fetched; `but` are the names of records that stay."""
         if not but:
-            self._begun.clear()
+            self._early.keep(())
         for name in self._ahead.keys() - set(but):
             self._ahead.pop(name).cancel()
 
     def close(self) -> None:
         """Gives the threads back."""
+        self._early.close()
         self.drop_expected()
         self._requests.close()
 
@@ -211,6 +210,9 @@ class Stager:
         return _Bytes(file=file)
 
     def _pieces(self, record: FrameRecord, tick: Callable[[int], None]) -> Iterator[bytes]:
+        if self._pid != os.getpid():  # a forked process has nothing under way
+            self._ahead.clear()
+            self._pid = os.getpid()
         reads = self._ahead.pop(name_of(record), None) or self._reads(record)
         try:
             for piece in reads.pieces():
@@ -222,15 +224,30 @@ class Stager:
 
     def _reads(self, record: FrameRecord, reading: Reading | None = None) -> FrameReads:
         how = reading or self._reading
-        begun = self._begun.take
-        return FrameReads(self._store, self._keys, record, self._requests, how, begun)
+        early = self._early.take
+        return FrameReads(self._store, self._keys, record, self._requests, how, early)
+
+    def _keys_of(self, record: FrameRecord) -> list[str]:
+        keys = self._keys.of(record)
+        return [keys.object(record.epoch, ref.digest) for ref in record.frame.objects]
+
+    def _room_beside_early(self, room: int | None) -> int | None:
+        """What early reads leave; none of them stay if they leave too little to read on."""
+        if room is None:
+            return None
+        left = room - self._early.num_bytes
+        least = MAX_EXPECTED * self._reading.memory_bytes
+        if left < min(room, least):
+            self._early.keep(())
+            return room
+        return left
 
     def _reading_before(self, record: FrameRecord) -> Reading:
         """How to read a frame of no plan yet: beside itself, and what was begun before it."""
         limit = available_bytes() if self._max_bytes is None else self._max_bytes
         if self._folder is not None or limit is None:
             return reading_for(self._store)
-        begun = sum(reads.num_bytes for reads in self._ahead.values())
+        begun = sum(reads.num_bytes for reads in self._ahead.values()) + self._early.num_bytes
         return self._reading_in(max(0, limit - begun - record.frame.num_bytes))
 
     def _drop_greedy(self) -> None:
@@ -243,58 +260,6 @@ class Stager:
         if room is not None and self._requests.is_far:
             room //= min(num_frames, MAX_EXPECTED)
         return reading_for(self._store, room)
-
-
-class _Begun:
-    """Reads of objects that no record names yet; safe to use from several threads."""
-
-    def __init__(self, store: Store, keys: RunKeys, requests: Requests) -> None:
-        self._store, self._keys, self._requests = store, keys, requests
-        self._lock = threading.Lock()
-        self._reads: dict[str, tuple[int, Future[bytes]]] = {}
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all reads that were begun and not taken."""
-        with self._lock:
-            return sum(size for size, _ in self._reads.values())
-
-    def begin(self, epoch: int, refs: Iterable[ObjectRef], room: int, piece_bytes: int) -> None:
-        """Begins what fits one request and, with all that was begun before, the room."""
-        threads = self._requests.threads
-        if threads is None:
-            return
-        with self._lock:
-            for ref in refs:
-                key = self._keys.object(epoch, ref.digest)
-                held = sum(size for size, _ in self._reads.values())
-                if ref.num_bytes > piece_bytes or held + ref.num_bytes > room:
-                    return
-                if key not in self._reads:
-                    future = threads.submit(self._read, key, ref.num_bytes)
-                    self._reads[key] = ref.num_bytes, future
-
-    def take(self, key: str) -> Future[bytes] | None:
-        """The read of that object, for which the caller answers from here on; None if it failed."""
-        with self._lock:
-            _, future = self._reads.pop(key, (0, None))
-        if future is None or (future.done() and (future.cancelled() or future.exception())):
-            return None
-        return future
-
-    def clear(self) -> None:
-        """Forgets all."""
-        with self._lock:
-            reads, self._reads = self._reads, {}
-        for _, future in reads.values():
-            future.cancel()
-
-    def _read(self, key: str, num_bytes: int) -> bytes:
-        with self._requests.flow.turn(num_bytes):
-            for _ in range(_EARLY_LOOKS):  # it is noted before it is there
-                with suppress(NotFoundError):
-                    return get_known(self._store, key, num_bytes)
-            return get_known(self._store, key, num_bytes)
 
 
 def name_of(record: FrameRecord) -> str:

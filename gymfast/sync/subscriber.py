@@ -88,8 +88,7 @@ class Subscriber:
         folder = None if staging_dir is None else Path(staging_dir)
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
-        flow = self._log.requests.flow
-        stager = Stager(self._store, self._keys, folder, max_staging_bytes, flow)
+        stager = Stager(self._store, self._keys, folder, max_staging_bytes)
         lease = Lease(self._store, self._keys, self._reader_id, self._clock, lease_s)
         self._installer = Installer(target, run)
         self._view = View(self._log, self._clock, self._installer.held)
@@ -261,6 +260,7 @@ class Subscriber:
     def close(self) -> None:
         """Gives lease, staging, status and target back."""
         self._drop_staged()
+        self._notes.expect(0)
         self._fetcher.close()
         if self._reporter is not None:
             self._reporter.close()

@@ -91,15 +91,17 @@ class View:
         assert self._end is not None
         log, seq = self._log, self._end.seq + 1
         notes.expect(seq)
-        found = watch(
-            lambda: log.read(seq),
-            log.requests,
-            self._clock,
-            interval_s=interval_s,
-            timeout_s=timeout_s,
-            beside=notes.look,
-        )
-        notes.expect(0)
+        try:
+            found = watch(
+                lambda: log.read(seq),
+                log.requests,
+                self._clock,
+                interval_s=interval_s,
+                timeout_s=timeout_s,
+                beside=notes.look,
+            )
+        finally:
+            notes.expect(0)
         self._watched = None if found is None else (seq, found)
 
     def find(self, root: str) -> Tip | None:
