@@ -337,7 +337,7 @@ def test_a_compactor_that_retention_overtook_goes_on_when_it_starts_again(tmp_pa
     for weights in states[:3]:
         source.publish(weights)
     with Compactor(store, RUN, tmp_path, every=2, levels=1, threads=1) as compactor:
-        compactor._advance(2)
+        compactor._advance(2, 2)
     for weights in states[3:]:
         source.publish(weights, anchor=True)
     assert KEYS.record(4) not in set(store.list(KEYS.log_prefix))
