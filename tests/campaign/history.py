@@ -27,8 +27,6 @@ from tests.campaign.overlap import overlapping
 from tests.campaign.parties import (
     KEY,
     WRONG_KEY,
-    Decay,
-    Forger,
     Gc,
     Reader,
     Scene,
@@ -36,6 +34,7 @@ from tests.campaign.parties import (
     name_of,
 )
 from tests.campaign.simulation import Process, Simulation
+from tests.campaign.troubles import Decay, Forger
 
 CHAOS_S, CALM_S = 90.0, 400.0
 FEATURES = (

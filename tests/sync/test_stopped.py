@@ -287,7 +287,7 @@ BOUNDED_SYNC = {
     "fold_maker.py _has_objects": "a request to a store, which has deadlines of its own",
     "lease.py _write": "a write to a store that is near",
     "log.py _settled": "a read of a store, which has deadlines of its own",
-    "objects.py _in_order": "a read of a store, which has deadlines of its own",
+    "objects.py _result": "a read of a store, which has deadlines of its own",
     "objects.py _take": "a put to a store, which has deadlines of its own",
     "objects.py delete_all_noted": "a request to a store, which has deadlines of its own",
     "objects.py is_confirmed": "a request to a store, which has deadlines of its own",
