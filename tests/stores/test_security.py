@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -292,7 +293,9 @@ def test_I61_no_operation_leaks_a_descriptor(store: FileStore, outside: Path) ->
         store.free_bytes()
 
     use_everything()
+    gc.collect()  # what tests before this one left must not end meanwhile
     before = len(list(Path("/proc/self/fd").iterdir()))
     for _ in range(20):
         use_everything()
-    assert len(list(Path("/proc/self/fd").iterdir())) == before
+    # Connections that a client of another test lets go may still end: fewer is no leak.
+    assert len(list(Path("/proc/self/fd").iterdir())) <= before
