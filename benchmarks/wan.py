@@ -174,7 +174,7 @@ def _row(case: str, group: Group, rounds: list[Round], alone: Round, rate: float
     seconds = [each.seconds for each in rounds]
     frame_bytes = int(median(each.num_bytes for each in rounds))
     found_trips = [each.round_trips for each in rounds]
-    rtt_s, trips = 2 * group.link.delay_s, int(median(found_trips))
+    rtt_s, trips = 2 * group.link.delay_s, max(found_trips)
     wire_s = (1 + NUM_ENGINES) * frame_bytes / rate  # once to the store, once to each engine
     slowest_s = max(alone.encode_s, alone.store_s, wire_s, alone.apply_s)
     return Row(
