@@ -27,6 +27,8 @@ from gymfast.sync.requests import READS_PER_AHEAD, Requests
 
 Advance = Callable[[int, int], None]
 MAX_EXPECTED = 4
+_MAX_EXPECTED_ON_DISK = 2  # frames are in files so that little is in memory
+_MAX_EARLY_ON_DISK_BYTES = 64 << 20
 
 
 class _Bytes:
@@ -101,11 +103,7 @@ class Stager:
     """Brings frames from a store into memory or, with `folder`, into files that have no name."""
 
     def __init__(
-        self,
-        store: Store,
-        keys: RunKeys,
-        folder: Path | None,
-        max_bytes: int | None,
+        self, store: Store, keys: RunKeys, folder: Path | None, max_bytes: int | None
     ) -> None:
         self._store = store
         self._keys = keys
@@ -142,6 +140,10 @@ class Stager:
 
     def begin(self, epoch: int, refs: Iterable[ObjectRef]) -> None:
         """Begins to read objects that the next record may name; from any thread."""
+        if self._folder is not None:
+            room = _MAX_EARLY_ON_DISK_BYTES
+            self._early.begin(epoch, refs, room, self._reading.piece_bytes)
+            return
         limit = available_bytes() if self._max_bytes is None else self._max_bytes
         room = MAX_EARLY_BYTES if limit is None else min(MAX_EARLY_BYTES, limit // 4)
         self._early.begin(epoch, refs, room, self._reading.piece_bytes)
@@ -149,13 +151,14 @@ class Stager:
     def expect(self, record: FrameRecord, *, is_planned: bool = False) -> None:
         """Begins to read a frame that is likely to be fetched next, where the store is far away.
 
-        Of those that are not fetched yet, four are begun; more are not. `is_planned`: it is of the
-        plan that `require_room` looked at, and shares what that one leaves.
+        Of those that are not fetched yet, four are begun (two, if they go to files); more are not.
+        `is_planned`: it is of the plan that `require_room` looked at, and shares what that leaves.
         """
         if not is_planned:
             self._early.keep(self._keys_of(record))
         name = name_of(record)
-        is_new = name not in self._ahead and len(self._ahead) < MAX_EXPECTED
+        most = MAX_EXPECTED if self._folder is None else _MAX_EXPECTED_ON_DISK
+        is_new = name not in self._ahead and len(self._ahead) < most
         if self._requests.is_far and is_new:
             reading = self._reading if is_planned else self._reading_before(record)
             self._ahead[name] = reads = self._reads(record, reading)

@@ -26,6 +26,7 @@ from gymfast.stores import MemoryStore
 from gymfast.sync import Compactor, objects, staging
 from gymfast.sync import budget as budgets
 from gymfast.sync.bandwidth import limited
+from gymfast.sync.manifest import ObjectRef
 from gymfast.sync.objects import FrameReads
 from gymfast.sync.staging import Stager
 
@@ -210,6 +211,25 @@ def test_what_was_begun_before_the_plan_is_within_the_budget_too(readings, monke
     stager.close()
     assert len(readings) == 2
     assert readings[1] <= 40_000 // staging.MAX_EXPECTED
+
+
+@pytest.mark.parametrize("is_on_disk", [False, True])
+def test_frames_that_go_to_files_hold_less_memory(is_on_disk, tmp_path) -> None:
+    store = FarStore()
+    source = publisher(store)
+    for seed in range(6):
+        source.publish(noise(seed))
+    records = [record for record in records_of(store) if hasattr(record, "frame")]
+    stager = Stager(store, KEYS, tmp_path if is_on_disk else None, None)
+    held = threading.Event()
+    store.begin = lambda operation, key: held.wait(TIMEOUT_S) and None
+    stager.begin(1, [ObjectRef(f"{number:064x}", 8 * MIB) for number in range(20)])
+    assert stager._early.num_bytes == (64 if is_on_disk else 160) * MIB
+    held.set()
+    for record in records:
+        stager.expect(record)
+    assert len(stager._ahead) == (2 if is_on_disk else 4)
+    stager.close()
 
 
 # Bandwidth
