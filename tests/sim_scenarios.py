@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from gymfast.sandbox.policies import AnyPolicy, Elastic
+from gymfast_sim.engine_simpy import simulate
 from gymfast_sim.laws import NONE, AnyLaw, Constant, PlainLaw
+from gymfast_sim.records import RunRecord, State
 from gymfast_sim.scenario import Limits, Rollouts, Sandboxes, Scenario
 
 TEN = Constant(value_s=10.0)
+SECOND = 10**9
 
 
 def one_step(
@@ -33,3 +36,26 @@ def one_step(
         limits=Limits(rate_per_s=rate_per_s, burst=burst),
         seed=seed,
     )
+
+
+def work_of(count: int, seconds: float = 10.0, **settings: object) -> Rollouts:
+    """So many rollouts of one action each."""
+    return Rollouts(prompts=count, work=Constant(value_s=seconds), **settings)  # type: ignore[arg-type]
+
+
+def record_of(rollouts: Rollouts, policy: object, **settings: object) -> RunRecord:
+    """The record, with its trace, of a scenario on the reference engine."""
+    scenario = Scenario(name="test", rollouts=rollouts, policy=policy, **settings)  # type: ignore[arg-type]
+    return simulate(scenario, keep_trace=True)
+
+
+def causes_of(record: RunRecord, step: int = 0) -> dict[str, float]:
+    """Seconds that a step waited, by cause; they sum to the step."""
+    found = record.steps[step].causes_ns
+    assert sum(found.values()) == record.steps[step].end_ns - record.steps[step].start_ns
+    return {name: ns / SECOND for name, ns in found.items() if ns}
+
+
+def times_of(record: RunRecord, state: State) -> list[float]:
+    """When sandboxes came into a state, in seconds."""
+    return [row.time_ns / SECOND for row in record.trace if row.kind == 0 and row.state == state]

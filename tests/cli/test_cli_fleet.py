@@ -14,12 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from cli_commands import Gymfast
+from cli_commands import Gymfast, tell
 from safetensors.numpy import load_file, save_file
 
 from gymfast.stores import FileStore
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import FORMAT, StatusRecord, encode
 
 RUN = ("--run", "demo")
 KEYS = RunKeys("demo")
@@ -35,24 +34,6 @@ def store(files: Path, gymfast: Gymfast) -> FileStore:
     checkpoints = ("old.safetensors", "next.safetensors")
     assert gymfast("sync", "publish", "store", *checkpoints, *RUN).code == 0
     return FileStore(Path("store").absolute())
-
-
-def tell(store: FileStore, reader: str, version: int, **more: object) -> None:
-    """What a reader would write."""
-    now_us = time.time_ns() // 1000
-    given = {
-        "state": "clean",
-        "version": version,
-        "root": "0123456789abcdef",
-        "newest": version,
-        "installed_us": now_us,
-        "updated_us": now_us,
-        "period_us": 30_000_000,
-        "is_stale": False,
-        "error": "",
-    }
-    record = StatusRecord(FORMAT, "demo", reader, **(given | more))
-    store.put(KEYS.status(reader), encode(record))
 
 
 def test_status_shows_what_readers_tell(store: FileStore, gymfast: Gymfast) -> None:

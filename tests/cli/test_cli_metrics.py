@@ -7,11 +7,10 @@ import time
 from pathlib import Path
 
 import pytest
-from cli_commands import Gymfast
+from cli_commands import Gymfast, tell
 
 from gymfast.stores import FileStore
 from gymfast.sync.keys import RunKeys
-from gymfast.sync.manifest import FORMAT, StatusRecord, encode
 
 RUN = ("--run", "demo")
 KEYS = RunKeys("demo")
@@ -62,22 +61,6 @@ def by_prometheus(text: str) -> Samples | None:
         for family in text_string_to_metric_families(text)
         for sample in family.samples
     }
-
-
-def tell(store: FileStore, reader: str, version: int, **more: object) -> None:
-    now_us = time.time_ns() // 1000
-    given = {
-        "state": "clean",
-        "version": version,
-        "root": "0123456789abcdef",
-        "newest": version,
-        "installed_us": now_us,
-        "updated_us": now_us,
-        "period_us": 30_000_000,
-        "is_stale": False,
-        "error": "",
-    }
-    store.put(KEYS.status(reader), encode(StatusRecord(FORMAT, "demo", reader, **(given | more))))
 
 
 def test_metrics_say_what_status_says(files: Path, gymfast: Gymfast) -> None:
